@@ -68,6 +68,10 @@ def judge(version: str) -> Judgement:
     return Judgement()
 
 
+_warned: set[str] = set()
+"""What `require` has printed: it is called for each name of the library that a script uses."""
+
+
 def require() -> None:
     """Check the torch of this process. The library calls this before it imports anything that needs torch.
 
@@ -79,7 +83,8 @@ def require() -> None:
     judged = judge(torch.__version__)
     if judged.refuses:
         cannot_run.refuse(judged.refuses)
-    if judged.warns and os.environ.get(env.LOCAL_RANK, "0") == "0":
+    if judged.warns and judged.warns not in _warned and os.environ.get(env.LOCAL_RANK, "0") == "0":
+        _warned.add(judged.warns)
         print(f"regroup: {judged.warns}", file=sys.stderr, flush=True)
 
 
@@ -140,7 +145,8 @@ class _Waiter:
     _current: _Waiter | None = None
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Any, _Answer]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Any, _Answer] | None] = queue.SimpleQueue()
+        """None: the thread ends."""
         threading.Thread(target=self._run, name="regroup-errors", daemon=True).start()
 
     @classmethod
@@ -150,19 +156,20 @@ class _Waiter:
         answer = _Answer()
         waiter._asked.put((work, answer))
         if not any(answer.given.wait(_SLICE_S) for _ in range(_SLICES)):
+            waiter._asked.put(None)  # should `wait` return after all
             return RuntimeError("A collective has ended with an error, and torch has not said which one within 0.5 s.")
         cls._current = waiter
         return answer.error
 
     def _run(self) -> None:
-        while True:
-            work, answer = self._asked.get()
+        while (asked := self._asked.get()) is not None:
+            work, answer = asked
             try:
                 work.wait()
             except Exception as error:
                 answer.error = error.with_traceback(None)  # its frames hold the work
             answer.given.set()
-            del work, answer  # or the tensors of a work would live until the next one
+            del asked, work, answer  # or the tensors of a work would live until the next one
 
 
 class _Answer:

@@ -116,7 +116,9 @@ def test_torch_that_is_newer_is_a_warning_of_one_process(
 ) -> None:
     monkeypatch.setenv(env.LOCAL_RANK, local_rank)
     monkeypatch.setattr(torch, "__version__", "2.14.0.dev20261101")
-    torch_versions.require()
+    monkeypatch.setattr(torch_versions, "_warned", set())
+    for _ in ("session", "device", "mesh"):  # each name that the script uses asks
+        torch_versions.require()
     assert capsys.readouterr().err == said
 
 
@@ -158,3 +160,29 @@ def test_error_of_a_collective_that_failed() -> None:
     ranks = two_ranks(0.05)
     failed = ended(lambda: ranks[0].allreduce([torch.ones(2)]))  # the other rank does not come
     assert "imed out" in str(torch_versions.error_of(failed))
+
+
+class LateWork:
+    """A work of torch 2.11 whose `wait` takes longer than its error is waited for: NCCL's abort."""
+
+    def __init__(self) -> None:
+        self.returns = threading.Event()
+
+    def exception(self) -> None:
+        raise TypeError("Unregistered type : std::exception_ptr")
+
+    def wait(self) -> None:
+        self.returns.wait()
+        raise RuntimeError("the abort is over")
+
+
+def test_thread_whose_wait_came_too_late_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_versions, "_SLICES", 2)
+    monkeypatch.setattr(torch_versions._Waiter, "_current", None)
+    work = LateWork()
+    before = set(threading.enumerate())
+    assert "has not said which one" in str(torch_versions.error_of(work))
+    (thread,) = set(threading.enumerate()) - before
+    work.returns.set()
+    thread.join(5.0)
+    assert not thread.is_alive()
