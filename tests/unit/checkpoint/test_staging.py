@@ -292,6 +292,23 @@ def test_script_that_changes_weights_between_commits_gets_its_checkpoint_and_is_
     assert process.checkpointer.problem is None
 
 
+def test_state_that_cannot_be_copied_is_not_laid_to_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Trained(tmp_path, monkeypatch)
+
+    def fails(copy: Copy, _: staging.Room) -> None:
+        copy.abandon()
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(Copy, "fill", fails)
+    process.save(1)
+    assert process.checkpointer.wait(30)
+    problem = process.checkpointer.problem or ""
+    assert "step-1.g1-a was not written: the state could not be copied to host memory" in problem
+    assert "can't allocate memory" in problem
+    assert "volume" not in problem
+    assert process.checkpointer.failure == problem
+
+
 def test_volume_that_hangs_keeps_no_commit_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = Trained(tmp_path, monkeypatch)
     process.go.set()

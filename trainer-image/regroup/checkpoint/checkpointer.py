@@ -96,7 +96,8 @@ class Checkpointer:
 
     @property
     def failure(self) -> str | None:
-        """The same, where the volume is at fault: not for a generation that ended in between, which is nothing to repair."""
+        """The same, where there is something to repair: the volume, or too little memory. Not for a generation that ended in
+        between."""
         return self._failure
 
     @property
@@ -362,7 +363,14 @@ class Checkpointer:
     ) -> None:
         began = False
         try:
-            tensors, changed = copied.result()  # ends when the copy has been read, or has failed
+            failed = copied.exception()  # comes when the copy has been read, or has failed
+            if failed is not None:
+                self._problem = self._failure = (
+                    f"Checkpoint {name.directory} was not written: the state could not be copied to host memory "
+                    f"({store.first_line(failed)}). Raise the container's memory limit if it lacks memory; training goes on."
+                )
+                return
+            tensors, changed = copied.result()
             if changed is not None:
                 self._problem = (
                     f"Checkpoint {name.directory} is copied again, and training waits for each copy from now on: {changed} "
