@@ -81,6 +81,12 @@ def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, r
         assert not torch.equal(got, wanted), "it ran in float32"
 
 
+def test_block_that_comes_twice_runs_twice() -> None:
+    shared = torch.nn.Linear(4, 4)
+    row, x = tasks.task.Row({}, [shared, shared], {"out": torch.nn.Linear(4, 2)}), torch.ones(3, 4)
+    assert torch.equal(row(x), torch.nn.Sequential.forward(row, x))
+
+
 def test_loss_of_a_row_is_that_of_its_scores(model: GPT) -> None:
     x = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(1))
     wanted = cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())

@@ -33,7 +33,7 @@ class Row(torch.nn.Sequential):
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """See the class."""
-        for name, module in self.named_children():
+        for name, module in zip(self._modules, self):  # named_children() leaves out a module that comes a second time
             if name not in self._after:
                 x = module(x)
         return self.scores(x) if targets is None else self.loss(x, targets)
