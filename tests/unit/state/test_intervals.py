@@ -35,6 +35,7 @@ def after(asked_s: float, apart_s: Sequence[float | None]) -> Interval:
         pytest.param(2, [30, None, 30], None, id="a generation has begun between them"),
         pytest.param(1, [1.9, 1.9], None, id="less than a second"),
         pytest.param(1, [2.5, 2.5], "2.5", id="short ones"),
+        pytest.param(320, [320.4, 320.4], None, id="what was said of steps of 320.4 s"),
         pytest.param(2, [30, 30, 2, 2], None, id="kept again"),
         pytest.param(2, [30, 30, 32, 33], "30", id="nearly as it was said"),
         pytest.param(2, [30, 30, 60, 60], "60", id="another one by now"),
@@ -45,7 +46,14 @@ def test_what_is_said(asked_s: float, apart_s: list[float | None], real: str | N
         ""
         if real is None
         else f"Checkpoints begin every {real} s, and spec.checkpoint.everySeconds is {asked_s:g}: because. Raise it to "
-        f"{math.ceil(float(real))}, or "
+        f"{math.floor(float(real))}, or "
         "keep the longer interval."
     )
     assert after(asked_s, apart_s).sentence == want
+
+
+@pytest.mark.parametrize("step_s", [2.5, 9.0, 320.4])
+def test_who_follows_the_advice_has_copies_as_often_as_before(step_s: float) -> None:
+    advised_s = int(after(1, [step_s, step_s]).sentence.partition("Raise it to ")[2].partition(",")[0])
+    assert advised_s <= step_s  # a copy begins after a step, once the interval is over
+    assert after(advised_s, [step_s, step_s]).sentence == ""

@@ -40,9 +40,10 @@ class Interval:
             self._told_s, self.sentence = None, ""
         elif self._told_s is None or abs(real_s - self._told_s) > _CHANGE * self._told_s:
             self._told_s = real_s
+            # Rounded down: with 321 for steps of 320.4 s only every second one would be copied.
             self.sentence = (
                 f"{self._name} begin every {_seconds(real_s)} s, and {self._field} is {self.asked_s:g}: {reason}. Raise it to "
-                f"{math.ceil(real_s)}, or keep the longer interval."
+                f"{math.floor(real_s)}, or keep the longer interval."
             )
 
 
