@@ -93,6 +93,18 @@ def test_sentence_says_what_became_of_the_last_pod(given: dict[str, Any], says: 
     assert f"worker 0.7 (pod digits-worker-0-7), which {says}" in verdict.message
 
 
+def test_slots_that_the_job_could_do_without_fail_nothing_once_it_needs_them() -> None:
+    """Worker 1 was refused again and again while worker 0 trained, and then minReplicas was raised: the job failed at once."""
+    known = row(*[((1,), 0)] * ROUNDS, minimum=1)
+    known = note_pod_ends(known, (), slots=2, minimum=2, reached=(0, 0), now=6000.0, window_s=None)
+    assert pod_ends_failure(known, window_s=None) is None
+    for i in range(ROUNDS):
+        assert pod_ends_failure(known, window_s=None) is None
+        pod = make_pod(1, i, **FAILED, status_reason="UnexpectedAdmissionError")
+        known = note_pod_ends(known, [pod], slots=2, minimum=2, reached=(0, 0), now=7000.0 + i, window_s=None)
+    assert pod_ends_failure(known, window_s=None) is not None
+
+
 def test_slots_that_begin_anew_have_no_ends() -> None:
     known = row(*[ALL] * (ROUNDS - 1))
     left = without_slots(known, {0})

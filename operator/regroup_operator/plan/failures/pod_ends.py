@@ -61,6 +61,9 @@ def note_pod_ends(
     rounds = _rounds(times, slots - minimum)
     if rounds <= before.rounds:
         return PodEnds(times, last, last_pod, rounds, before.base, low)
+    if rounds > before.rounds + len(ended):
+        # The spec has changed: the job needs slots that it could do without when their pods ended.
+        return PodEnds({}, last, last_pod, base=low)
     if before.base is not None and low is not None and low > before.base:
         return PodEnds({}, last, last_pod, base=low)
     return PodEnds(times, last, last_pod, rounds, low if before.base is None else before.base)
