@@ -151,6 +151,7 @@ def judge_failures(facts: Facts) -> Failures:
             reached=reached,
             now=inputs.clock.wall,
             window_s=window_s,
+            per_group=facts.per_group,
         )
     memory = replace(
         seen.memory,
