@@ -212,8 +212,11 @@ def check_torch(command: Sequence[str], version: str) -> None:
         raise SpecError(refuses)
 
 
-def _torch_version() -> str:
-    """Return the version of torch that is installed beside this command, whose interpreter runs the script; "": there is none."""
+def torch_version(command: Sequence[str]) -> str:
+    """Return the version of torch that is installed beside this command; "": there is none, or another interpreter runs the script,
+    with a torch of its own, which the library judges in each worker."""
+    if command[0] != sys.executable:
+        return ""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -225,7 +228,8 @@ async def run(args: argparse.Namespace) -> int:
     script that failed it, else 1."""
     raw = job_object(args)
     parse_job(raw)
-    check_torch(raw["spec"]["template"]["spec"]["containers"][0]["command"], _torch_version())
+    command = trainer_command(args)
+    check_torch(command, torch_version(command))
     shares = _shares(args)
     directory = Path(args.state_dir or _temporary())
     store = FileStore(directory / "job.json")
@@ -239,7 +243,7 @@ async def run(args: argparse.Namespace) -> int:
             f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory that you can write to."
         ) from None
     try:
-        code = await _run(store, directory, trainer_command(args), shares, args)
+        code = await _run(store, directory, command, shares, args)
         if code != 0:
             _say_way_on(raw)
         return code

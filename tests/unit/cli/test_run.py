@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from regroup_cli.__main__ import main, parser
 from regroup_cli.local import FileStore, say
-from regroup_cli.run import check_torch, checkpoint_to_resume, job_object
+from regroup_cli.run import check_torch, checkpoint_to_resume, job_object, torch_version
 from regroup_operator.api import SpecError, parse_job
 
 
@@ -291,3 +293,8 @@ def test_torch_that_is_too_old_is_refused_before_a_worker_starts(
         return
     with pytest.raises(SpecError, match=r"torch 2\.10\.1 is older than 2\.11"):
         check_torch(command, version)
+
+
+def test_torch_of_another_interpreter_is_left_to_the_library() -> None:
+    assert torch_version([sys.executable, "-u", "train.py"]) == metadata.version("torch")
+    assert torch_version(["/opt/other/bin/python", "train.py"]) == ""

@@ -60,6 +60,17 @@ def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: lis
     assert again.failures == ()
 
 
+@pytest.mark.parametrize("pods", [ALL, ALL[:2]], ids=["a new pod", "and a member's pod is gone"])
+@pytest.mark.parametrize("tier", ["Script", None])
+def test_worker_that_can_never_run_is_seen_in_every_tier(tier: str | None, pods: tuple[Pod, ...]) -> None:
+    """An agent tells of it once, and starts nothing any more: the job waited for ever."""
+    ended = ProcessExit(99.0, 0, 0, 2, generation=1, reason="CannotRun", detail="2 processes, 1 GPU")
+    obs = Observation(pods, {uid_of(1): make_session(1, exits=(ended,), num_exits=1)})
+    memory = Memory(script_failed=1)
+    seen = see_failures(obs, memory, CLOCK, tier=tier, current=make_current())
+    assert [(f.worker, f.reason) for f in seen.failures] == [("1", "CannotRun")]
+
+
 def numbered(slot: int, *numbers: int, at_s: float = 99.0) -> Session:
     ended = tuple(ProcessExit(at_s, 1, 0, -9, "", 1, number=number) for number in numbers)
     return make_session(slot, exits=ended, num_exits=len(ended))

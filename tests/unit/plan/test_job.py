@@ -333,6 +333,7 @@ def test_process_that_can_never_run_fails_the_job_at_once_whatever_the_rules_say
     assert failed["message"] == (
         "torch 2.10.1 is too old. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
     )
+    assert got.status["failedPod"] == "digits-worker-0-0"
 
 
 def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:

@@ -19,14 +19,23 @@ Step = tuple[Sequence[int], int | None]
 """(Slots whose pods end, the step at which the newest generation began; None: it has not begun)."""
 
 
-def row(*steps: Step, slots: int = 2, minimum: int = 2, window_s: float | None = None) -> PodEnds | None:
+def row(
+    *steps: Step, slots: int = 2, minimum: int = 2, window_s: float | None = None, per_group: int = 1
+) -> PodEnds | None:
     """Return what is known after these ends, one plan each and ten minutes apart."""
     known: PodEnds | None = None
     for i, (ended, start) in enumerate(steps):
         pods = [make_pod(slot, i, **FAILED, status_reason="DeadlineExceeded") for slot in ended]
         reached = None if start is None else (0, start)
         known = note_pod_ends(
-            known, pods, slots=slots, minimum=minimum, reached=reached, now=600.0 * i, window_s=window_s
+            known,
+            pods,
+            slots=slots,
+            minimum=minimum,
+            reached=reached,
+            now=600.0 * i,
+            window_s=window_s,
+            per_group=per_group,
         )
     return known
 
@@ -51,6 +60,18 @@ ALL: Step = ((0, 1), 0)
         pytest.param([((1,), 0)] * (3 * ROUNDS), {"minimum": 1}, False, id="an elastic job trains on without it"),
         pytest.param(
             [((slot,), 0) for slot in range(9)] * 2, {"slots": 9, "minimum": 9}, False, id="many pods end at one time"
+        ),
+        pytest.param(
+            [((0, 2), 0)] * ROUNDS,
+            {"slots": 4, "minimum": 2, "per_group": 2},
+            True,
+            id="two groups of two, and no worker of the first position: no group is whole",
+        ),
+        pytest.param(
+            [((0, 1), 0)] * (3 * ROUNDS),
+            {"slots": 4, "minimum": 2, "per_group": 2},
+            False,
+            id="two groups of two, and the job trains on with one",
         ),
         pytest.param([ALL] * ROUNDS, {"window_s": 3600.0}, False, id="tier Script: over more than the window"),
         pytest.param([ALL] * ROUNDS, {"window_s": 9000.0}, True, id="tier Script: within the window"),
@@ -91,6 +112,18 @@ def test_sentence_says_what_became_of_the_last_pod(given: dict[str, Any], says: 
     verdict = pod_ends_failure(known, window_s=None)
     assert verdict is not None
     assert f"worker 0.7 (pod digits-worker-0-7), which {says}" in verdict.message
+
+
+def test_slots_that_the_job_could_do_without_fail_nothing_once_it_needs_them() -> None:
+    """Worker 1 was refused again and again while worker 0 trained, and then minReplicas was raised: the job failed at once."""
+    known = row(*[((1,), 0)] * ROUNDS, minimum=1)
+    known = note_pod_ends(known, (), slots=2, minimum=2, reached=(0, 0), now=6000.0, window_s=None)
+    assert pod_ends_failure(known, window_s=None) is None
+    for i in range(ROUNDS):
+        assert pod_ends_failure(known, window_s=None) is None
+        pod = make_pod(1, i, **FAILED, status_reason="UnexpectedAdmissionError")
+        known = note_pod_ends(known, [pod], slots=2, minimum=2, reached=(0, 0), now=7000.0 + i, window_s=None)
+    assert pod_ends_failure(known, window_s=None) is not None
 
 
 def test_slots_that_begin_anew_have_no_ends() -> None:

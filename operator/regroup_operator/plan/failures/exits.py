@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regroup.protocol.state import Phase
+from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES
 from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
@@ -169,6 +170,9 @@ def see_failures(
         if failed_on.get(pod.slot) == pod.node:
             bad_nodes[pod.slot] = (pod.node, clock.now_s)  # the last node only: a slot must not run out of nodes
         failed_on[pod.slot] = pod.node
+    # What can never run is the consequence of no other end, and its agent tells of it once: it starts nothing any more.
+    new += [failure for _, failure in exited if failure.reason == CANNOT_RUN]
+    exited = [e for e in exited if e[1].reason != CANNOT_RUN]
     if tier != "Session":  # it is not known at first
         if left := _left(obs, current):
             memory = replace(memory, script_left=tuple(sorted(left.union(memory.script_left))[-MAX_LEFT:]))

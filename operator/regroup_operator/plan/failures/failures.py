@@ -151,6 +151,7 @@ def judge_failures(facts: Facts) -> Failures:
             reached=reached,
             now=inputs.clock.wall,
             window_s=window_s,
+            per_group=facts.per_group,
         )
     memory = replace(
         seen.memory,
@@ -263,7 +264,8 @@ def _cannot_run(failures: Sequence[Failure], logs: str) -> Verdict | None:
     spec.recovery.onExit keeps them."""
     for failure in failures:
         if failure.reason == CANNOT_RUN:
-            return Verdict(CANNOT_RUN, f"{failure.detail} {log_words(failure, logs)}", failure.script_code)
+            text = f"{failure.detail} {log_words(failure, logs)}"
+            return Verdict(CANNOT_RUN, text, failure.script_code, failure.pod)
     return None
 
 

@@ -5,7 +5,8 @@ again and again. A kubelet may also refuse each pod before it runs, because a de
 node that is full. Such an end need not be a failure of the trainer, and counts for no maxRestarts. Without a count of its own, the
 job would begin at the same step for ever.
 
-A *round* is over once more slots have lost a pod than the job can do without. ROUNDS rounds fail the job, unless it gets further.
+A *round* is over once more slots have lost a pod than the job can do without; where several workers hold a copy of the model
+together, more slots of one position in their groups (plan/facts/groups.py). ROUNDS rounds fail the job, unless it gets further.
 How far it is: the lowest step at which a generation began in the round. A step that was committed between two rounds and lost with
 the pods is no progress. Tier Script tells of no steps; there only ends within recovery.windowSeconds count, or LEAST_WINDOW_S if
 that is longer.
@@ -40,10 +41,11 @@ def note_pod_ends(
     reached: tuple[int, int] | None,
     now: float,
     window_s: float | None,
+    per_group: int = 1,
 ) -> PodEnds | None:
     """Return what is known once these pods have ended, too; None: nothing counts. The job has `slots` and needs `minimum` of them.
     `reached`: how far it is, greater is further; None: that is not known now. `window_s`: how long an end counts, None: until the
-    job gets further."""
+    job gets further. `per_group`: workers that hold one copy of the model together; one of each position, slot mod `per_group`."""
     if known is None and not ended:
         return None
     times = {} if known is None else {slot: at for slot, at in known.by_slot.items() if slot < slots}
@@ -58,9 +60,12 @@ def note_pod_ends(
     before = known or PodEnds({}, "")
     last, last_pod = (_words(ended[-1]), ended[-1].name) if ended else (before.last, before.last_pod)
     low = min((mark for mark in (before.low, reached) if mark is not None), default=None)
-    rounds = _rounds(times, slots - minimum)
+    rounds = _rounds(times, (slots - minimum) // per_group, per_group)
     if rounds <= before.rounds:
         return PodEnds(times, last, last_pod, rounds, before.base, low)
+    if rounds > before.rounds + len(ended):
+        # The spec has changed: the job needs slots that it could do without when their pods ended.
+        return PodEnds({}, last, last_pod, base=low)
     if before.base is not None and low is not None and low > before.base:
         return PodEnds({}, last, last_pod, base=low)
     return PodEnds(times, last, last_pod, rounds, low if before.base is None else before.base)
@@ -73,10 +78,12 @@ def without_slots(known: PodEnds | None, slots: Collection[int]) -> PodEnds | No
     return replace(known, by_slot={slot: at for slot, at in known.by_slot.items() if slot not in slots})
 
 
-def _rounds(times: Mapping[int, Sequence[float]], spare: int) -> int:
-    """Return how often more than `spare` slots have lost a pod."""
-    counts = sorted(map(len, times.values()), reverse=True)
-    return counts[spare] if spare < len(counts) else 0
+def _rounds(times: Mapping[int, Sequence[float]], spare: int, per_group: int) -> int:
+    """Return how often more than `spare` slots of one position in a group have lost a pod: then too few groups are whole."""
+    counts: list[list[int]] = [[] for _ in range(per_group)]
+    for slot, at in times.items():
+        counts[slot % per_group].append(len(at))
+    return max(sorted(some, reverse=True)[spare] if spare < len(some) else 0 for some in counts)
 
 
 def pod_ends_failure(ends: PodEnds | None, *, window_s: float | None) -> Verdict | None:
