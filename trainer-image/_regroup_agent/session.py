@@ -80,6 +80,7 @@ class Session:
             worker.tell(process, local.Answer("rehearse", 0, True, worker.saved.adopted))
             return
         process.attached, process.handed, process.first_step_since_s = True, 0, None
+        process.cannot_run = ""  # the script has caught that, and goes on
         if worker.ending is not None and not worker.ending.draining:
             worker.tell(process, local.StopLocally(worker.ending.outcome))
         elif worker.finish is not None:
@@ -166,7 +167,9 @@ class Session:
         worker = self._worker
         if not any(p.cannot_run for p in worker.processes):
             worker.effects.append(ev.Log(message.message))
-        process.cannot_run = message.message
+        if worker.saved.adopted <= 0:
+            process.cannot_run = message.message
+        # Else this worker has trained: something has changed, such as a GPU that is gone, and the exit counts as any other.
 
     def _snapshotted(self, process: Process, message: local.Snapshotted) -> None:
         state = message.state

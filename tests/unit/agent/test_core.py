@@ -920,3 +920,24 @@ def test_process_that_can_never_run_is_reported_with_its_sentence_and_not_starte
     assert (fault.exit_code, fault.reason, fault.detail) == (1, "CannotRun", "torch 2.10.1 is too old.")
     drive.wait(60.0)
     assert not any(isinstance(e, ev.Start) for e in drive.all[num_before:])
+
+
+def test_refusal_in_a_worker_that_has_trained_is_an_exit_as_any_other() -> None:
+    """One of its GPUs may be gone: a new pod has another node."""
+    drive = Drive(saved=Saved(3, 3, 1, 0), session=True).feed(ev.Connected()).command(wire.Welcome("Session"))
+    drive.says(local.CannotRun(0, drive.incarnations[0], "LOCAL_RANK is 7, and this worker sees 7 GPUs."))
+    num_before = len(drive.all)
+    drive.feed(ev.Exited(0, drive.incarnations[0], 1))
+    faults = [e.report.body for e in drive.effects if isinstance(e, ev.Send) and isinstance(e.report.body, wire.Fault)]
+    assert [(fault.exit_code, fault.reason) for fault in faults] == [(1, None)]
+    drive.wait(60.0)
+    assert any(isinstance(e, ev.Start) for e in drive.all[num_before:])
+
+
+def test_refusal_that_the_script_has_caught_is_no_reason_of_a_later_exit() -> None:
+    drive = Drive(session=True).feed(ev.Connected()).command(wire.Welcome("Session"))
+    drive.says(local.CannotRun(0, drive.incarnations[0], "No GPU of its own."))
+    drive.attach()
+    drive.feed(ev.Exited(0, drive.incarnations[0], -9))
+    faults = [e.report.body for e in drive.effects if isinstance(e, ev.Send) and isinstance(e.report.body, wire.Fault)]
+    assert [(fault.exit_code, fault.reason) for fault in faults] == [(-9, None)]

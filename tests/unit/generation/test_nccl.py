@@ -28,6 +28,7 @@ from regroup.generation.groups import Gathering, Groups, Pending
 from regroup.generation.regrouper import Regrouper
 from regroup.protocol.document import Document
 from regroup.protocol.local import Answer, FormedLocally, Left
+from regroup.protocol.state import StatePair
 from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
@@ -783,3 +784,32 @@ def test_ranks_on_one_gpu_are_refused_before_their_gpus_connect(
     said = [*told, *(left.message for left in watcher.sent)]
     assert (len(told), [left.cause for left in watcher.sent]) == ((1, []) if cause == "CannotRun" else (0, [cause]))
     assert said[0].startswith(words)
+
+
+@pytest.mark.parametrize("mine", [True, False], ids=["the new one", "one that trains"])
+def test_rank_that_joins_on_a_gpu_that_is_taken_fails_alone(monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+    """The others train without it, as they did before."""
+    watcher = Watcher()
+    model = torch.nn.Linear(2, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    plan = SamplePlan(0, 8, 4, 2, 1)
+    document = make_document(7000)
+
+    class Formed(Groups):
+        def form(self, arrival: Arrival, *_: Any) -> Any:
+            held = replace(arrival, state=StatePair(1, 5), state_adopted=1)
+            new = replace(arrival, state=None)
+            return Gathering(document, (held, new) if mine else (new, held))
+
+        def connect(self) -> None:
+            raise AssertionError("NCCL hangs here, or fails")
+
+    monkeypatch.setattr(regrouper, "Groups", Formed)
+    monkeypatch.setattr(accelerator, "identity", lambda _: "machine/GPU-1")
+    told: list[str] = []
+    monkeypatch.setattr(cannot_run, "_tell_agent", told.append)
+    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="compute on the same GPU") if mine else contextlib.nullcontext():
+        joined._enter(make_assignment(document, 1))
+    assert told == [], "the job goes on"
+    assert [(left.cause, left.peer_rank) for left in watcher.sent] == ([] if mine else [("collective", 0)])

@@ -454,7 +454,7 @@ class Checkpointer:
             if time.monotonic() > deadline_s:
                 why = (
                     f"not every process of the model group had written its part after {within_s:g} s. Check the volume of "
-                    f"{self._directory}, and its mounts on the nodes of the first model group's workers."
+                    f"{self._directory}, its mounts on the nodes of the first model group's workers, and their logs."
                 )
                 self._failure = f"Checkpoint {name.directory} was not committed: {why}"
                 return why

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .shards import local_of
+
 BUFFER_BYTES = 32 << 20
 """Size of a pinned buffer. On the host this is also the size of the pieces between which the interpreter's lock is free."""
 NUM_BUFFERS = 2
@@ -107,7 +109,9 @@ class Staging:
         """Return a copy of these tensors as they are now. One thread must `fill` it, or `abandon` it: `settle` waits for that.
         `changes`: the state goes on changing; False where this process changes nothing more."""
         # A sparse buffer has no memory of its own. It is in no copy (persistent=False).
-        changing = {one.data_ptr() for one in self._changing() if one.layout == torch.strided} if changes else set()
+        changing = (
+            {local_of(one).data_ptr() for one in self._changing() if one.layout == torch.strided} if changes else set()
+        )
         tensors = {name: one.clone() if one.data_ptr() in changing else one for name, one in tensors.items()}
         for device in {tensor.device for tensor in tensors.values()} - self._engines.keys():
             self._engines[device] = self._make_engine(device)
@@ -117,7 +121,8 @@ class Staging:
 
     def settle(self) -> None:
         """Wait until no copy reads the state any more. Called before anything of the state is changed. Each wait ends when the
-        thread that copies has read everything, or has failed: it touches no volume before that."""
+        thread that copies has read everything, or has failed. Before that it makes room in host memory, and touches no volume of
+        checkpoints."""
         for copy in self._begun:
             copy.wait_read()
         self._begun.clear()

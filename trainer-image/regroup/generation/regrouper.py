@@ -292,7 +292,7 @@ class Regrouper:
             arrival = self._arrival(answer.adopted)
             gathering = groups.form(arrival, listen_fd, lambda: self._watcher.send(Arrived(number)))
             self._retire()
-            self._check_gpus(gathering)  # NCCL would refuse them, each rank by itself and not in words
+            self._check_gpus(gathering, assignment.rank)  # NCCL would refuse them, each rank by itself and not in words
             formed_s = time.monotonic()
             self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
             groups.connect()  # from here on the operator allows the time of an adoption, which is longer (adr/0026)
@@ -367,28 +367,35 @@ class Regrouper:
             gpu=self._gpu,
         )
 
-    def _check_gpus(self, gathering: Gathering) -> None:
-        """Raise UsageError, on all ranks, where two of them compute on one GPU; PeerLost where a worker only takes over from the
-        one before it in its slot (rule HANDOVER), which leaves the GPU soon."""
+    def _check_gpus(self, gathering: Gathering, rank: int) -> None:
+        """Refuse ranks that compute on one GPU. Nothing was trained: raises UsageError on all ranks, and the job ends. Others train
+        without the rank that is new: raises UsageError on that one, and PeerLost on the others. A worker only takes over from the
+        one before it in its slot (rule HANDOVER), which leaves the GPU soon: raises PeerLost."""
         shared = shared_gpu(gathering.arrivals)
         if shared is None:
             return
         one, other = (gathering.document.member_of_rank(rank) for rank in shared)
         gpu = gathering.arrivals[shared[0]].gpu.rpartition("/")[2]
         if one.pod_uid == other.pod_uid:
-            cannot_run.refuse(
+            sentence = (
                 f"Rank {shared[0]} and rank {shared[1]}, both in worker {one.slot} (pod {one.pod}), compute on the same GPU "
                 f"({gpu}), and NCCL needs one for each process. Build the model on the device that regroup.device() returns, and "
                 "give the worker as many GPUs as it has processes."
             )
-        sentence = (
-            f"Rank {shared[0]} in worker {one.slot} (pod {one.pod}) and rank {shared[1]} in worker {other.slot} (pod {other.pod}) "
-            f"compute on the same GPU ({gpu}), and NCCL needs one for each process. Give each worker GPUs of its own, without time "
-            "slicing, or lower the number of workers."
-        )
-        if one.slot == other.slot:
-            raise PeerLost(sentence)
-        cannot_run.refuse(sentence)
+        else:
+            sentence = (
+                f"Rank {shared[0]} in worker {one.slot} (pod {one.pod}) and rank {shared[1]} in worker {other.slot} "
+                f"(pod {other.pod}) compute on the same GPU ({gpu}), and NCCL needs one for each process. Give each worker GPUs of "
+                "its own, without time slicing, or lower the number of workers."
+            )
+            if one.slot == other.slot:
+                raise PeerLost(sentence)
+        new = [number for number in shared if gathering.arrivals[number].state is None]
+        if not new or all(arrival.state is None for arrival in gathering.arrivals):
+            cannot_run.refuse(sentence)
+        if rank in new:
+            raise UsageError(sentence)
+        raise PeerLost(sentence, new[0])
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
         """Continue from a state, on all ranks. Raises StateError or UsageError where they do not fit together."""

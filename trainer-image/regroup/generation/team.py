@@ -33,6 +33,9 @@ class Team:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over the team, in place. Blocks. Raises what `Groups.failed` says."""
+        if self.world_size == 1:
+            self.groups.check_use()
+            return
         backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
         self.groups.wait([self.groups.start(backend, "allreduce", [tensor])])
 

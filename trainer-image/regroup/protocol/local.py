@@ -186,7 +186,7 @@ class Observed:
 @dataclass(frozen=True)
 class CannotRun:
     """The library ends this process, and would end each one that is started after it: what it found does not change while the job
-    runs, such as the version of torch. On a connection of its own, before the process attaches. `message`: one sentence."""
+    runs, such as the version of torch. On a connection of its own. `message`: one sentence."""
 
     TYPE = "cannotRun"
     local_rank: int

@@ -144,7 +144,7 @@ def cut(model: Row, settings: Config) -> torch.nn.Module:
         module.forward = in_precision(module.forward, settings.precision)
     try:
         # A pipeline takes a row without a forward of its own: nothing calls it as a whole.
-        row = torch.nn.Sequential(OrderedDict(model.named_children()))
+        row = torch.nn.Sequential(OrderedDict(zip(model._modules, model)))
         return regroup.pipeline(row, schedule=settings.mesh.schedule)
     except UsageError as error:
         raise ConfigError(str(error)) from None
