@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regroup.checkpoint import staging
+from regroup.checkpoint import staging, store
 from regroup.checkpoint.checkpointer import Checkpointer
 from regroup.checkpoint.staging import Copy, Staging, pieces
 from regroup.protocol.state import StatePair
@@ -350,3 +350,31 @@ def test_commit_does_not_wait_for_a_write_that_waits_for_that_commit(
     acknowledged.set()
     assert process.checkpointer.wait(30)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.g1-a", "step-2.g1-a"]
+
+
+def test_write_that_was_cancelled_keeps_no_later_one_from_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a model group the others write their parts of the later one, and would wait for this process's."""
+    process, writes, may_go = Trained(tmp_path, monkeypatch), threading.Event(), threading.Event()
+    process.go.set()
+    write_data = store.write_data
+
+    def slow(*arguments: Any) -> Path:
+        writes.set()
+        assert may_go.wait(10)
+        return write_data(*arguments)
+
+    monkeypatch.setattr(store, "write_data", slow)
+    process.save(1)
+    assert writes.wait(10)
+    process.checkpointer.cancel()
+    process.state.begin_change()
+    with torch.no_grad():
+        process.model.weight.add_(1.0)
+    want = process.model.weight.detach().clone()
+    process.save(2)
+    process.state.begin_change()
+    may_go.set()
+    assert torch.equal(process.saved_weight(2), want)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2.g1-a"], "nobody will commit on the first state"

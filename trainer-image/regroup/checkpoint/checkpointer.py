@@ -141,8 +141,8 @@ class Checkpointer:
         parts_within_s: float = 300.0,
     ) -> bool:
         """Start to copy the state to host memory and to write it; `Staging.settle` waits for the copy. False: the data of the last
-        one is not durable yet. While that waits for its ranks, or old checkpoints are being deleted, the new one is copied, and
-        waits for the writer thread.
+        one is not durable yet, and it was not cancelled. While the last one waits for its ranks, or old checkpoints are being
+        deleted, the new one is copied, and waits for the writer thread.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
@@ -154,7 +154,10 @@ class Checkpointer:
         cannot be saved (CheckpointError, which names the entry).
         """
         if self._host_of is not None:
-            return False
+            if not self._host_of.is_set():
+                return False
+            # The write that was cancelled reads its host memory until it ends. In a model group the others write their parts now.
+            self._host = {}
         structure, tensors = pack(tree)
         copy = self._staging.start(tensors)
         record = Commit(
