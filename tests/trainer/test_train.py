@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.local_run import LocalRun
+from tests.long import only_long
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
@@ -50,7 +51,9 @@ def _hash(output: str) -> str:
 @pytest.mark.parametrize(
     "sample",
     [
-        pytest.param(one, id=one.stem, marks=pytest.mark.slow if one.stem == "gpt2" else ())
+        pytest.param(
+            one, id=one.stem, marks=only_long("GPT-2 in its full size takes 90 s") if one.stem == "gpt2" else ()
+        )
         for one in SAMPLES
         if one.stem not in ELSEWHERE
     ],
