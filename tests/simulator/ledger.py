@@ -80,10 +80,13 @@ class Ledger:
     def group_committed(self, state: tuple[int, int]) -> None:
         """A group has committed a step: the one after the newest, and it is not fenced (rule FENCE)."""
         newest = self.committed[-1] if self.committed else None
-        after = self._world.disk.begins_at if newest is None else newest[1]
-        assert state[1] == after + 1, f"step {state} after {newest or after}"
+        assert state[1] == self._newest_step + 1, f"step {state} after {newest or self._newest_step}"
         assert newest is None or state[0] >= newest[0], f"a fenced group committed {state}"
         self.commit(state)
+
+    @property
+    def _newest_step(self) -> int:
+        return self.committed[-1][1] if self.committed else self._world.disk.begins_at
 
     def commit(self, state: tuple[int, int]) -> None:
         """A step counts from now on."""
@@ -127,7 +130,7 @@ class Ledger:
 
     def trains_from(self, state: StatePair) -> None:
         """Every rank of a group has adopted `state`: a step that only some had committed counts from now on."""
-        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
+        if state in self.in_part and state.step == self._newest_step + 1:
             self.committed.append((state.generation, state.step))
 
     def end_begins(self, trainer: Trainer, finish: FinishLocally, state: StatePair) -> None:

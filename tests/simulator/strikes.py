@@ -13,7 +13,7 @@ from regroup_operator.model.records import Pod
 from tests.simulator import hazards
 from tests.simulator.agents import Agent
 from tests.simulator.trainers import Trainer
-from tests.simulator.world import World
+from tests.simulator.world import FOREVER, World
 
 if TYPE_CHECKING:
     from tests.simulator.faults import Fault
@@ -204,13 +204,16 @@ def freeze_agent(world: World, fault: Fault) -> bool:
 
 
 def hang_all(world: World, fault: Fault) -> bool:  # noqa: ARG001
-    """SIGSTOP of all trainer processes, for ever. Not before one is known to be a session's: what stands before that looks like a
+    """SIGSTOP of all trainer processes, for ever; in the end of their scripts, which has no limit but the user's, until all is well
+    again. Not before one is known to be a session's: what stands before that looks like a
     script without `torch.distributed`, and condition Training says Unobserved (adr/0011)."""
     victims = [t for agent in living(world) for t in processes(agent) if not t.stopped]
     if not world.known_session and not any(t.attached for t in victims):
         return False
     for trainer in victims:
         trainer.stop()
+        if world.finished is not None:
+            world.lasts(FOREVER, trainer.proceed)
     return bool(victims)
 
 

@@ -73,6 +73,7 @@ ALL: Step = ((0, 1), 0)
             False,
             id="two groups of two, and the job trains on with one",
         ),
+        pytest.param([((0,), 0)] * ROUNDS, {"minimum": 4}, True, id="it needs more slots than it has"),
         pytest.param([ALL] * ROUNDS, {"window_s": 3600.0}, False, id="tier Script: over more than the window"),
         pytest.param([ALL] * ROUNDS, {"window_s": 9000.0}, True, id="tier Script: within the window"),
         pytest.param([((0, 1), 500), *[ALL] * (ROUNDS - 1)], {}, True, id="it was further once"),

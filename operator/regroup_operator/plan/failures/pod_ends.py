@@ -60,7 +60,7 @@ def note_pod_ends(
     before = known or PodEnds({}, "")
     last, last_pod = (_words(ended[-1]), ended[-1].name) if ended else (before.last, before.last_pod)
     low = min((mark for mark in (before.low, reached) if mark is not None), default=None)
-    rounds = _rounds(times, (slots - minimum) // per_group, per_group)
+    rounds = _rounds(times, max(0, slots - minimum) // per_group, per_group)
     if rounds <= before.rounds:
         return PodEnds(times, last, last_pod, rounds, before.base, low)
     if rounds > before.rounds + len(ended):
