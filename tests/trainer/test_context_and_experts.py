@@ -15,7 +15,7 @@ import pytest
 from harness.polling import until
 from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED
-from tests.long import LONG
+from tests.long import LONG, only_long
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.split_kit import SplitJob
 from tests.trainer.test_model_groups import STEPS, Whole, assert_close, assert_equal
@@ -389,9 +389,9 @@ def test_what_does_not_work_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("mesh", OF)
-@pytest.mark.slow
+@only_long("a rank is killed in each phase above")
 def test_kills_at_random_moments_change_no_bit(make: Make, tmp_path: Path, zygote: Zygote, mesh: str) -> None:
-    kills, steps = (30, "300") if LONG else (4, "60")
+    kills, steps = 30, "300"
     job = make(mesh, TEST_STEPS=steps, TEST_PACE="0.02", **OF[mesh])
     agents = job.agents
     job.start(range(4))

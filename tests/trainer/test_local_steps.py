@@ -15,6 +15,7 @@ from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
+from tests.long import only_long
 from tests.trainer import rounds_loss
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.elastic_kit import PACE_S, start
@@ -151,7 +152,7 @@ def test_round_that_one_rank_did_not_apply_is_not_done_again(job: AgentDouble, t
 
 
 @pytest.mark.parametrize("number", [1, 4], ids=["local SGD", "DiLoCo"])
-@pytest.mark.slow
+@only_long("five runs of each algorithm")
 def test_loss_is_within_the_spread_of_five_runs_with_the_whole_gradient(number: int) -> None:
     name, optimizer, steps, way = rounds_loss.ROWS[number]
     spread = [rounds_loss.losses(optimizer, steps, None, seed)[1] for seed in range(rounds_loss.SEEDS)]

@@ -277,7 +277,7 @@ def test_killed_process_of_a_split_model_is_replaced_and_nothing_is_lost(
     assert [float(x) for x in final[0]] == pytest.approx([float(x) for x in final[1]], abs=tolerance), got
 
 
-@pytest.mark.slow
+@only_long("test_split_checkpoints.py reads at any split")
 def test_checkpoint_of_a_pipeline_is_read_without_one(
     make: Callable[..., TrainJob], tmp_path: Path, zygote: Zygote
 ) -> None:
