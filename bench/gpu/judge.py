@@ -26,7 +26,6 @@ LOSS_ABOVE, LOSS_ROUNDED = 0.002, 0.03
 """By how much losses of equal steps may differ: sums in another order, in float32; and with products in bfloat16."""
 
 _LOSS = re.compile(r"^step (\d+)  loss (\d+\.\d+)", re.MULTILINE)
-_RATE = re.compile(r"^step (\d+)  .*?  ([\d,]+) tokens/s", re.MULTILINE)
 _HASH = re.compile(r"^parameters sha256 (\w+)$", re.MULTILINE)
 
 
@@ -35,20 +34,10 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in _LOSS.findall(text)}
 
 
-def rates(text: str) -> dict[int, float]:
-    """Return the tokens per second of each step that `regroup.train`, or the plain loop, printed."""
-    return {int(step): float(rate.replace(",", "")) for step, rate in _RATE.findall(text)}
-
-
 def parameter_hash(text: str) -> str | None:
     """Return the hash that `regroup.train` printed at its end."""
     found = _HASH.findall(text)
     return found[-1] if found else None
-
-
-def steady_rate(found: Mapping[int, float]) -> float:
-    """Return the median of the rates after the first two steps: those compile and allocate."""
-    return statistics.median([rate for step, rate in found.items() if step > 2])
 
 
 def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:

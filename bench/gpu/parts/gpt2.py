@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.gpu import judge
-from bench.gpu.part import NOT_ON_CPU, SAMPLES, SCRIPTS, Context, Row, changes, regroup_train
+from bench.gpu.part import NOT_ON_CPU, SAMPLES, SCRIPTS, Context, Row, changes
 from bench.trials import BenchError
 
 VOCABULARY, PADDED = 50257, 50304
 BATCH, LENGTH = 512, 1024
-DRY_BATCH, DRY_LENGTH = 16, 64
+DRY_BATCH, DRY_LENGTH, DRY_VOCABULARY = 16, 64, 256
 PROFILED = 2
 """Steps in the profiler's trace."""
 
@@ -62,41 +62,30 @@ def idle(context: Context, what: str, trace: Path, aim: float) -> Row:
     return context.judged(what, f"{100 * share:.1f} %", wanted, share < aim, round(share, 4), speed=True)
 
 
-def _fields(context: Context, microbatch: int) -> list[str]:
-    sizes: tuple[str, ...] = (f"global_batch={BATCH}",)
-    if not context.machine.is_gpu:
-        sizes = (f"global_batch={DRY_BATCH}", "task.size=tiny", f"task.length={DRY_LENGTH}", "compile=false")
-    always = (
-        f"microbatch={microbatch}",
-        "print_every=1",
-        "evaluate_every=null",
-        "schedule.warmup_steps=2",
-        "steps=1000",
-    )
-    return [str(SAMPLES / "gpt2.yaml"), *changes(*sizes, *always)]
+def _sizes(context: Context) -> tuple[int, int]:
+    """Return samples in a step, and tokens in a sample."""
+    return (BATCH, LENGTH) if context.machine.is_gpu else (DRY_BATCH, DRY_LENGTH)
+
+
+def _rate(context: Context, loop: str, microbatch: int, *arguments: str) -> float:
+    """Return the tokens per second of a loop of its own command: bench.gpt_train or bench.gpt_plain, with equal sizes."""
+    batch, length = _sizes(context)
+    sizes = {"size": context.sizes.model, "length": length, "batch": batch, "microbatch": microbatch}
+    options = {**sizes, "steps": context.sizes.gpt_steps + 1, "device": context.machine.device}
+    command = [sys.executable, "-m", loop, *(f"--{name}={value}" for name, value in options.items()), *arguments]
+    name = "-".join([loop.removeprefix("bench."), str(microbatch), *arguments[:1]]).replace("--", "")
+    lines = context.run(name, command, context.environment(1)).splitlines()
+    return float(json.loads(next(line for line in reversed(lines) if line.startswith("{")))["tokens_per_s"])
 
 
 def _ours(context: Context, microbatch: int) -> float:
-    """Return the steady tokens per second of `regroup.train`, which is ended when it has made the steps."""
-    steps = context.sizes.gpt_steps + 2
-    command = regroup_train(*_fields(context, microbatch))
-    with context.started(f"ours-{microbatch}", command, context.environment(1, PYTHONUNBUFFERED="1")) as process:
-
-        def enough() -> dict[int, float]:
-            found = judge.rates(process.text())
-            return found if len(found) >= steps else {}
-
-        return judge.steady_rate(process.until(f"{steps} steps were made", enough))
+    dry = [f"--vocab={DRY_VOCABULARY}", "--no-compile"]
+    return _rate(context, "bench.gpt_train", microbatch, *([] if context.machine.is_gpu else dry))
 
 
 def _plain(context: Context, microbatch: int, vocabulary: int) -> float:
-    """Return the steady tokens per second of the plain loop."""
-    batch, length = (BATCH, LENGTH) if context.machine.is_gpu else (DRY_BATCH, DRY_LENGTH)
-    numbers = (microbatch, vocabulary if context.machine.is_gpu else 256, batch, length, context.sizes.gpt_steps + 2)
-    command = [sys.executable, str(SCRIPTS / "plain_gpt2.py"), context.sizes.model, *map(str, numbers)]
-    return judge.steady_rate(
-        judge.rates(context.run(f"plain-{microbatch}-{vocabulary}", command, context.environment(1)))
-    )
+    size, regions = (vocabulary, "parts") if context.machine.is_gpu else (DRY_VOCABULARY, "none")
+    return _rate(context, "bench.gpt_plain", microbatch, f"--vocab={size}", f"--compile={regions}")
 
 
 def _profiled(context: Context, microbatch: int) -> Path:
@@ -105,7 +94,11 @@ def _profiled(context: Context, microbatch: int) -> Path:
     trace.unlink(missing_ok=True)
     first = context.sizes.gpt_steps
     command = [sys.executable, str(SCRIPTS / "profiled_train.py"), str(trace), str(first), str(PROFILED)]
-    command += _fields(context, microbatch)
+    batch, length = _sizes(context)
+    fields = [f"global_batch={batch}", f"microbatch={microbatch}", f"task.size={context.sizes.model}"]
+    fields += [f"task.length={length}", "print_every=1", "evaluate_every=null", "schedule.warmup_steps=2", "steps=1000"]
+    fields += [] if context.machine.is_gpu else ["compile=false"]
+    command += [str(SAMPLES / "gpt2.yaml"), *changes(*fields)]
     with context.started(f"profiled-{microbatch}", command, context.environment(1)) as process:
         process.until("the trace was written", trace.exists)
     return trace

@@ -188,7 +188,6 @@ parameters sha256 0a1b
 
 def test_figures_are_read_from_output() -> None:
     assert judge.losses(OUTPUT) == {1: 5.5452, 2: 5.5, 3: 5.4, 4: 5.3, 5: 5.2}
-    assert judge.steady_rate(judge.rates(OUTPUT)) == 510_000
     assert (judge.parameter_hash(OUTPUT), judge.parameter_hash("")) == ("0a1b", None)
 
 
