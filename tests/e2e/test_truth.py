@@ -15,7 +15,6 @@ from tests.e2e.columns import SAMPLE_S, sampled, watched
 from tests.e2e.kit import Power
 from tests.e2e.shared import node_of_some
 from tests.e2e.truth import Asked, Fault, Row, Run, judge, story
-from tests.long import only_long
 
 LEAST_SAMPLES = 0.25
 """Of the lines that kubectl should print, on two cores that start pods meanwhile."""
@@ -57,7 +56,7 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
 
 
 @pytest.mark.usefixtures("nothing_shared")
-@only_long("as the trainers above, and the columns of both tiers have tables")
+@pytest.mark.slow
 def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubectl, power: Power) -> None:
     """An unmodified script: a process is killed, a pod deleted, a node switched off, it grows and ends."""
     power.all_on()

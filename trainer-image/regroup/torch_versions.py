@@ -10,6 +10,7 @@ import queue
 import re
 import sys
 import threading
+from concurrent import futures
 from typing import Any, NamedTuple
 
 from regroup import cannot_run
@@ -145,7 +146,7 @@ class _Waiter:
     _current: _Waiter | None = None
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Any, _Answer] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Any, futures.Future[None]] | None] = queue.SimpleQueue()
         """None: the thread ends."""
         threading.Thread(target=self._run, name="regroup-errors", daemon=True).start()
 
@@ -153,26 +154,20 @@ class _Waiter:
     def ask(cls, work: Any) -> BaseException | None:
         """Return the error of a work that has ended. Called by the main thread, and by one that connects in its place."""
         waiter, cls._current = cls._current or _Waiter(), None
-        answer = _Answer()
+        answer: futures.Future[None] = futures.Future()
         waiter._asked.put((work, answer))
-        if not any(answer.given.wait(_SLICE_S) for _ in range(_SLICES)):
+        if not any(futures.wait([answer], _SLICE_S).done for _ in range(_SLICES)):
             waiter._asked.put(None)  # should `wait` return after all
             return RuntimeError("A collective has ended with an error, and torch has not said which one within 0.5 s.")
         cls._current = waiter
-        return answer.error
+        return answer.exception()
 
     def _run(self) -> None:
         while (asked := self._asked.get()) is not None:
             work, answer = asked
             try:
                 work.wait()
+                answer.set_result(None)
             except Exception as error:
-                answer.error = error.with_traceback(None)  # its frames hold the work
-            answer.given.set()
+                answer.set_exception(error.with_traceback(None))  # its frames hold the work
             del asked, work, answer  # or the tensors of a work would live until the next one
-
-
-class _Answer:
-    def __init__(self) -> None:
-        self.given = threading.Event()
-        self.error: BaseException | None = None

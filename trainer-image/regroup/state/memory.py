@@ -294,7 +294,7 @@ def _changed_outside(name: str) -> str:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Copy:
     """One snapshot while it is taken: of the state `pair`, which was adopted in generation `adopted`."""
 
