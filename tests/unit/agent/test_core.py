@@ -735,13 +735,6 @@ def test_last_seconds_of_a_grace_are_the_processes_own() -> None:
     assert drive.wait(0.3).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
 
 
-def test_script_that_nobody_can_tell_gets_sigterm_once() -> None:
-    drive = script().feed(ev.Terminated()).wait(20)
-    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
-    assert drive.wait(3.9).of(ev.Signal) == []
-    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
-
-
 def test_second_sigterm_changes_nothing_about_the_end() -> None:
     drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated()).wait(20).feed(ev.Terminated())
     assert drive.bodies(wire.Draining) == []
@@ -774,117 +767,7 @@ def test_process_that_ends_after_a_stop_is_no_fault(outcome: str) -> None:
     assert (drive.bodies(wire.Fault), drive.of(ev.Exit)) == ([], [ev.Exit(0)])
 
 
-# --- script tier ---------------------------------------------------------------------------------------------------
-
-
-def script(processes: int = 1, number: int = 1, tier: str = "Script") -> Drive:
-    drive = Drive(processes).feed(ev.Connected()).command(wire.Welcome(tier)).generation(number)
-    for rank in range(processes):
-        drive.feed(ev.Spawned(rank, drive.incarnations[rank]))
-    return drive
-
-
-def test_agent_of_an_unknown_tier_is_ready_without_processes() -> None:
-    drive = Drive().feed(ev.Connected()).command(wire.Welcome("Unknown"))
-    assert (drive.phase, drive.of(ev.Start)) == (Phase.READY, [])
-
-
-def test_script_starts_with_the_generation_and_frees_the_stores_port() -> None:
-    drive = Drive(2).feed(ev.Connected()).generation(1, hosts_store=True)
-    assert [type(e).__name__ for e in drive.effects] == ["YieldStore", "Persist", "Start", "Start"]
-    assert drive.on_disk.started == 1
-    condition = drive.report.condition
-    assert (condition.phase, condition.generation, condition.entered) == (Phase.STARTING, 1, 0)
-
-
-def test_script_adopts_when_all_its_processes_run() -> None:
-    drive = script(2)
-    assert drive.bodies(wire.Adopted, ever=True) == [wire.Adopted(0, "self")]
-    assert (drive.on_disk.entered, drive.on_disk.adopted, drive.phase) == (1, 1, Phase.TRAINING)
-    assert drive.report.seal is None
-
-
-def test_tier_script_that_becomes_known_later_adopts_what_runs() -> None:
-    drive = script(tier="Unknown")
-    assert drive.phase == Phase.STARTING
-    assert drive.command(wire.Welcome("Script")).bodies(wire.Adopted)
-
-
-def test_script_is_replaced_for_a_newer_generation_and_its_end_is_no_fault() -> None:
-    drive = script(2).generation(2)
-    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM), ev.Signal(1, signal.SIGTERM)]
-    assert drive.wait(10).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL), ev.Signal(1, signal.SIGKILL)]
-    assert drive.exits(-9, 0).of(ev.Start) == []
-    started = drive.exits(-9, 1).of(ev.Start)
-    assert [(s.local_rank, s.generation.number, s.restarts) for s in started] == [(0, 2, 1), (1, 2, 1)]
-    assert drive.bodies(wire.Fault, ever=True) == []
-
-
-def test_newest_generation_wins_while_a_script_is_replaced() -> None:
-    drive = script().generation(2).generation(3).exits(0)
-    assert [s.generation.number for s in drive.of(ev.Start)] == [3]
-
-
-def test_excluded_script_is_ended_and_ready() -> None:
-    drive = script().generation(2, member=False).exits(0)
-    assert drive.of(ev.Start) == []
-    assert drive.phase == Phase.READY
-
-
-def test_script_that_fails_is_one_fault_and_its_siblings_are_ended() -> None:
-    drive = script(2).exits(3, 1, "boom")
-    assert [(f.exit_code, f.local_rank, f.last_line) for f in drive.bodies(wire.Fault)] == [(3, 1, "boom")]
-    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
-    assert drive.phase == Phase.BROKEN
-    drive.exits(-15, 0)
-    assert len(drive.bodies(wire.Fault, ever=True)) == 1
-    condition = drive.report.condition
-    assert (condition.phase, condition.entered, condition.cause) == (
-        Phase.READY, 1, "Process 1 ended with exit code 3.",
-    )  # fmt: skip
-    assert [s.generation.number for s in drive.generation(2).of(ev.Start)] == [2, 2]
-
-
-def test_script_that_crashes_again_waits_before_it_starts() -> None:
-    drive = script(number=1).exits(1).generation(2)
-    assert drive.of(ev.Start)
-    drive.exits(1).generation(3)
-    assert drive.of(ev.Start) == []
-    assert drive.wait(1).of(ev.Start)
-
-
-def test_script_of_a_generation_starts_once_across_container_restarts_h7() -> None:
-    drive = script(tier="Unknown")
-    again = Drive(saved=drive.on_disk).feed(ev.Connected()).command(wire.Welcome("Unknown"), generation=1)
-    assert (again.report.condition.entered, again.report.condition.heard) == (1, 1)
-    assert again.generation(1).of(ev.Start) == []
-    assert again.generation(2).of(ev.Start)
-
-
-def test_script_is_done_when_all_have_exited_0() -> None:
-    drive = script(2).exits(0, 0)
-    assert drive.phase == Phase.TRAINING
-    drive.exits(0, 1)
-    assert drive.bodies() == [wire.Finished(0)]
-    assert (drive.phase, drive.report.condition.generation) == (Phase.DONE, 1)
-    assert drive.generation(2).of(ev.Start)
-
-
-def test_session_that_attaches_after_a_scripts_start_joins_its_generation() -> None:
-    drive = script(tier="Unknown")
-    ((_, assignment),) = drive.attach().told(local.Assignment)
-    assert assignment.number == 1
-    assert drive.says(local.Entering(1)).told(local.Answer)[0][1].ok
-    drive.says(local.AdoptedLocally(1, 0, "nothing", StatePair(1, 0), 0.0))
-    assert drive.bodies(wire.Adopted)
-    drive.exits(1)
-    assert [s.generation for s in drive.of(ev.Start)] == [None]
-
-
-def test_session_that_attaches_while_it_is_being_replaced_is_no_fault() -> None:
-    drive = script(tier="Unknown").generation(2).attach().exits(-15)
-    assert drive.bodies(wire.Fault, ever=True) == []
-    assert [s.generation for s in drive.of(ev.Start)] == [None]
+# --- a script that is known to use the library -----------------------------------------------------------------------
 
 
 def test_script_that_is_known_to_use_the_library_starts_with_the_connection() -> None:
@@ -903,6 +786,9 @@ def test_session_whose_state_file_is_lost_starts_with_the_welcome() -> None:
     drive = Drive(saved=Saved(UNKNOWN, UNKNOWN, 1000, 0), session=True).feed(ev.Connected())
     assert drive.of(ev.Start) == []
     assert drive.command(wire.Welcome("Session"), generation=3).of(ev.Start)
+
+
+# --- what can never run --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("session", [True, False])

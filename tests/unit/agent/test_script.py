@@ -1,4 +1,5 @@
-"""Tier Script: what the agent says of an unmodified script's process group, and how it gives up on what does not die."""
+"""Tier Script: how the agent starts, replaces and ends an unmodified script's processes, what it says of their group, and how it
+gives up on what does not die."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.ending import UNKILLABLE_S
 from _regroup_agent.script import GRACE_S, UNOBSERVED_S, WATCHED_S
 from regroup.protocol import local, wire
-from regroup.protocol.state import Group, Phase
+from regroup.protocol.state import Group, Phase, StatePair
 from tests.unit.agent.drive import Drive
 
 
@@ -137,3 +138,116 @@ def test_process_that_dies_late_is_replaced_as_ever_and_the_next_gets_its_own_ti
     drive.feed(ev.Spawned(0, drive.incarnations[0])).generation(3).wait(GRACE_S)
     assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
     assert drive.wait(UNKILLABLE_S - 1).of(ev.Exit) == []
+
+
+# --- starts and ends -----------------------------------------------------------------------------------------------
+
+
+def test_agent_of_an_unknown_tier_is_ready_without_processes() -> None:
+    drive = Drive().feed(ev.Connected()).command(wire.Welcome("Unknown"))
+    assert (drive.phase, drive.of(ev.Start)) == (Phase.READY, [])
+
+
+def test_script_starts_with_the_generation_and_frees_the_stores_port() -> None:
+    drive = Drive(2).feed(ev.Connected()).generation(1, hosts_store=True)
+    assert [type(e).__name__ for e in drive.effects] == ["YieldStore", "Persist", "Start", "Start"]
+    assert drive.on_disk.started == 1
+    condition = drive.report.condition
+    assert (condition.phase, condition.generation, condition.entered) == (Phase.STARTING, 1, 0)
+
+
+def test_script_adopts_when_all_its_processes_run() -> None:
+    drive = starts(2)
+    assert drive.bodies(wire.Adopted, ever=True) == [wire.Adopted(0, "self")]
+    assert (drive.on_disk.entered, drive.on_disk.adopted, drive.phase) == (1, 1, Phase.TRAINING)
+    assert drive.report.seal is None
+
+
+def test_tier_script_that_becomes_known_later_adopts_what_runs() -> None:
+    drive = starts(1, tier="Unknown")
+    assert drive.phase == Phase.STARTING
+    assert drive.command(wire.Welcome("Script")).bodies(wire.Adopted)
+
+
+def test_script_is_replaced_for_a_newer_generation_and_its_end_is_no_fault() -> None:
+    drive = starts(2).generation(2)
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM), ev.Signal(1, signal.SIGTERM)]
+    assert drive.wait(10).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL), ev.Signal(1, signal.SIGKILL)]
+    assert drive.exits(-9, 0).of(ev.Start) == []
+    started = drive.exits(-9, 1).of(ev.Start)
+    assert [(s.local_rank, s.generation.number, s.restarts) for s in started] == [(0, 2, 1), (1, 2, 1)]
+    assert drive.bodies(wire.Fault, ever=True) == []
+
+
+def test_newest_generation_wins_while_a_script_is_replaced() -> None:
+    drive = starts(1).generation(2).generation(3).exits(0)
+    assert [s.generation.number for s in drive.of(ev.Start)] == [3]
+
+
+def test_excluded_script_is_ended_and_ready() -> None:
+    drive = starts(1).generation(2, member=False).exits(0)
+    assert drive.of(ev.Start) == []
+    assert drive.phase == Phase.READY
+
+
+def test_script_that_fails_is_one_fault_and_its_siblings_are_ended() -> None:
+    drive = starts(2).exits(3, 1, "boom")
+    assert [(f.exit_code, f.local_rank, f.last_line) for f in drive.bodies(wire.Fault)] == [(3, 1, "boom")]
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.phase == Phase.BROKEN
+    drive.exits(-15, 0)
+    assert len(drive.bodies(wire.Fault, ever=True)) == 1
+    condition = drive.report.condition
+    assert (condition.phase, condition.entered, condition.cause) == (
+        Phase.READY, 1, "Process 1 ended with exit code 3.",
+    )  # fmt: skip
+    assert [s.generation.number for s in drive.generation(2).of(ev.Start)] == [2, 2]
+
+
+def test_script_that_crashes_again_waits_before_it_starts() -> None:
+    drive = starts(1).exits(1).generation(2)
+    assert drive.of(ev.Start)
+    drive.exits(1).generation(3)
+    assert drive.of(ev.Start) == []
+    assert drive.wait(1).of(ev.Start)
+
+
+def test_script_of_a_generation_starts_once_across_container_restarts_h7() -> None:
+    drive = starts(1, tier="Unknown")
+    again = Drive(saved=drive.on_disk).feed(ev.Connected()).command(wire.Welcome("Unknown"), generation=1)
+    assert (again.report.condition.entered, again.report.condition.heard) == (1, 1)
+    assert again.generation(1).of(ev.Start) == []
+    assert again.generation(2).of(ev.Start)
+
+
+def test_script_is_done_when_all_have_exited_0() -> None:
+    drive = starts(2).exits(0, 0)
+    assert drive.phase == Phase.TRAINING
+    drive.exits(0, 1)
+    assert drive.bodies() == [wire.Finished(0)]
+    assert (drive.phase, drive.report.condition.generation) == (Phase.DONE, 1)
+    assert drive.generation(2).of(ev.Start)
+
+
+def test_session_that_attaches_after_a_scripts_start_joins_its_generation() -> None:
+    drive = starts(1, tier="Unknown")
+    ((_, assignment),) = drive.attach().told(local.Assignment)
+    assert assignment.number == 1
+    assert drive.says(local.Entering(1)).told(local.Answer)[0][1].ok
+    drive.says(local.AdoptedLocally(1, 0, "nothing", StatePair(1, 0), 0.0))
+    assert drive.bodies(wire.Adopted)
+    drive.exits(1)
+    assert [s.generation for s in drive.of(ev.Start)] == [None]
+
+
+def test_session_that_attaches_while_it_is_being_replaced_is_no_fault() -> None:
+    drive = starts(1, tier="Unknown").generation(2).attach().exits(-15)
+    assert drive.bodies(wire.Fault, ever=True) == []
+    assert [s.generation for s in drive.of(ev.Start)] == [None]
+
+
+def test_script_that_nobody_can_tell_gets_sigterm_once() -> None:
+    drive = starts(1).feed(ev.Terminated()).wait(20)
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.wait(3.9).of(ev.Signal) == []
+    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
