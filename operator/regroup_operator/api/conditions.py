@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from regroup.protocol.text import shorten
 from regroup_operator.api.base import Timestamp, WrittenModel
 
 ACCEPTED = "Accepted"
@@ -83,7 +84,7 @@ def set_condition(
         "type": type,
         "status": status,
         "reason": reason,
-        "message": message[:4096],
+        "message": shorten(message, 4096),
         "lastTransitionTime": now,
         "observedGeneration": observed_generation,
     }

@@ -175,7 +175,7 @@ def prepare_loss(model: Any, backend: str = "inductor") -> None:
     """Compile the output layer together with the loss, in place: names and shapes of parameters stay.
 
     The blocks stay regions of their own, which share one graph. The backward of a model that is compiled as a whole delivers all
-    gradients at its end, so that no bucket is sent before, and each further block makes its compilation longer.
+    gradients at its end, so that no bucket is sent before.
     """
     if next(model.parameters()).device.type == "cuda":
         model.align(ALIGNED)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from regroup.protocol.text import shorten
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import role_place
@@ -186,7 +187,7 @@ def _of_role(
         out["awaited"] = awaited
     message = _stuck(pods, now_s) or held.get(role.name)
     if message:
-        out["message"] = message[:MAX_MESSAGE]
+        out["message"] = shorten(message, MAX_MESSAGE)
     return out
 
 

@@ -43,6 +43,8 @@ NOT_SET_UP = "NotSetUp"
 """Reason of PodsReady=False (plan/facts/set_up.py)."""
 PASSING = ("Starting", "Connecting")
 """Reasons of PodsReady=False and AgentsConnected=False of pods on their way."""
+MAX_QUOTED = 1000
+"""Characters of a message that quotes others, such as a kubelet or a script."""
 ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
 """Reasons of PodsReady=False that pass by themselves."""
 
@@ -130,29 +132,15 @@ def worker_conditions(
         out = [JobCondition("PodsReady", "False", INIT_FAILED, f"{counts}; {failed_init.name}: {what}.")]
     elif stuck is not None:
         message = f": {stuck.waiting_message}" if stuck.waiting_message else ""
-        out = [
-            JobCondition(
-                "PodsReady",
-                "False",
-                stuck.waiting_reason,
-                shorten(f"{counts}; {stuck.name} cannot start{message}", 1000),
-            )
-        ]
+        out = [_bounded("PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}")]
     elif unset:
         out = [JobCondition("PodsReady", "False", NOT_SET_UP, f"{counts}; {unset}")]
     elif unplaced is not None:
-        out = [
-            JobCondition(
-                "PodsReady",
-                "False",
-                "Unschedulable",
-                shorten(f"{counts}; {unplaced.name}: {unplaced.unschedulable}", 1000),
-            )
-        ]
+        out = [_bounded("PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}")]
     elif failing is not None:
-        out = [JobCondition("PodsReady", "False", failing.reason, shorten(f"{counts}; {failing.message}.", 1000))]
+        out = [_bounded("PodsReady", "False", failing.reason, f"{counts}; {failing.message}.")]
     elif held and len(running) == len(pods):
-        out = [JobCondition("PodsReady", "False", HELD_BACK, shorten(f"{counts}; {held}.", 1000))]
+        out = [_bounded("PodsReady", "False", HELD_BACK, f"{counts}; {held}.")]
     else:
         out = [JobCondition("PodsReady", "False", "Starting", f"{counts}.")]
     late = [
@@ -254,7 +242,7 @@ def training_conditions(
     if crash and phase not in AT_REST:
         out.append(JobCondition("Degraded", "True", "Crashing", crash))
     elif ignored and phase not in AT_REST:
-        out.append(JobCondition("Degraded", "True", "FailuresIgnored", shorten(ignored, 1000)))
+        out.append(_bounded("Degraded", "True", "FailuresIgnored", ignored))
     else:
         out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
     if phase == SUCCEEDED and complete is not None:
@@ -269,13 +257,11 @@ def training_conditions(
     elif finished is not None and finished.open and phase != FAILED:
         words = finishing_words(finished, runs=phase == FINISHING)
         what = " ".join(filter(None, [words, _lost_node_words(finished, workers), unsaved]))
-        out.append(JobCondition("Complete", "False", FINISHING, shorten(what, 1000)))
+        out.append(_bounded("Complete", "False", FINISHING, what))
     elif finished is not None and phase != FAILED:
         what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}."
         what = f"{what} The job waits for {roles}."
-        out.append(
-            JobCondition("Complete", "False", WAITING_FOR_ROLES, shorten(" ".join(filter(None, [what, unsaved])), 1000))
-        )
+        out.append(_bounded("Complete", "False", WAITING_FOR_ROLES, " ".join(filter(None, [what, unsaved]))))
     if phase == FAILED:
         failure = failure or Verdict("Failed", "The job failed.")
         out.append(JobCondition("Failed", "True", failure.reason, failure.message))
@@ -325,9 +311,9 @@ def _degraded(
     if phase in (PENDING, STARTING):
         return JobCondition("Degraded", "False", "NotStarted", "Training has not begun.")
     if hang:
-        return JobCondition("Degraded", "True", "NoProgress", shorten(hang, 1000))
+        return _bounded("Degraded", "True", "NoProgress", hang)
     if phase == RUNNING and leaving:
-        return JobCondition("Degraded", "True", "Leaving", shorten(leaving, 1000))
+        return _bounded("Degraded", "True", "Leaving", leaving)
     _, count = _trains(current)
     if phase == RUNNING and count < replicas:
         reason = "OOMKilled" if memory else "FewerMembers"
@@ -388,3 +374,8 @@ def _trains(current: Current | None) -> tuple[int, int]:
 
 def _workers(count: int) -> str:
     return f"{count} worker" + ("" if count == 1 else "s")
+
+
+def _bounded(type_: str, status: str, reason: str, message: str) -> JobCondition:
+    """Return a condition whose message quotes others, at a length that a person reads."""
+    return JobCondition(type_, status, reason, shorten(message, MAX_QUOTED))
