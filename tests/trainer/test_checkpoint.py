@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, ImportMissing, pack, store
+from regroup.checkpoint.selection import Name
 from regroup.checkpoint.staging import Staging
 from regroup.checkpoint.store import marks
 from regroup.data import SamplePlan
@@ -310,9 +312,13 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     checkpointer = make(tmp_path)
     assert checkpointer.due(0.0)
     writes, written, acknowledged, asked = store.write_data, threading.Event(), threading.Event(), threading.Event()
+    again, written_again = threading.Event(), threading.Event()
+    gates = iter([(threading.Event(), written), (again, written_again)])
 
     def slow(*arguments: Any) -> Path:
-        assert written.wait(30)
+        begins, ends = next(gates)
+        begins.set()
+        assert ends.wait(30)
         return writes(*arguments)
 
     def know() -> bool:
@@ -332,6 +338,9 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     assert not checkpointer.due(2.0), "one at most waits for the writer"
     assert checkpointer.last_committed is None
     acknowledged.set()
+    assert again.wait(30)
+    assert not checkpointer.due(2.0), "the end of the first write gives no memory away that the second one reads"
+    written_again.set()
     assert checkpointer.wait(30)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10.g1-00000001", "step-11.g1-00000001"]
     info = checkpointer.newest(LINEAGE).info
@@ -339,9 +348,18 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     assert flat(checkpointer.load(info)) == flat(tree)
 
 
-def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_it(tmp_path: Path) -> None:
+def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpointer = make(tmp_path)
-    known, asked = [False], threading.Event()
+    known, asked, written = [False], threading.Event(), list[int]()
+    write_data = store.write_data
+
+    def write(directory: Path, name: Name, *rest: Any) -> Path:
+        written.append(name.step)
+        return write_data(directory, name, *rest)
+
+    monkeypatch.setattr(store, "write_data", write)
 
     def know() -> bool:
         asked.set()
@@ -355,7 +373,19 @@ def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_i
     assert checkpointer.wait(30)
     assert checkpointer.last_committed is None
     assert "step-11.g1-00000001 was not committed: its generation ended" in str(checkpointer.problem)
-    assert list(tmp_path.iterdir()) == []
+    assert (written, list(tmp_path.iterdir())) == ([10], []), "nothing of the second one is written"
+
+
+def test_memory_of_the_last_copy_is_used_again_where_it_fits(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    places = []
+    for step, dtype, size in ((1, torch.float32, 5), (2, torch.float32, 5), (3, torch.int32, 5), (4, torch.int32, 6)):
+        tree = {"model": {"w": torch.arange(size).to(dtype)}, "optimizer": {"state": {}}, "state": {}}
+        assert checkpointer.save(tree, pair=StatePair(1, step), generation=1, uid="a", parent_generation=0, start_step=0)
+        assert checkpointer.wait(30)
+        assert flat(checkpointer.load(checkpointer.info_of(f"step-{step}.g1-a"))) == flat(tree)
+        places.append(checkpointer._host["model.w"])
+    assert [one is other for one, other in pairwise(places)] == [True, False, False]
 
 
 def test_old_checkpoints_are_deleted_although_a_write_always_waits(tmp_path: Path) -> None:
@@ -476,6 +506,40 @@ def test_checkpoint_is_committed_after_the_next_step_however_long_that_takes(
         saved = durable.report()
         assert (saved and saved["step"]) == (step if step > 1 else None)
     assert checkpointer.longest_s == 0, "steps are no part of what the volume takes"
+
+
+def test_each_write_and_each_deletion_has_the_bound_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """The writer thread does one behind the other. A volume that takes 50 s for each does not hang."""
+    checkpointer = make(tmp_path)
+    save(checkpointer, 1, 1)
+    said: list[str | None] = []
+
+    def slowly(does: Callable[..., Any]) -> Callable[..., Any]:
+        def does_slowly(*arguments: Any) -> Any:
+            clock.now_s += 50.0
+            said.append(checkpointer.hangs(60.0))
+            return does(*arguments)
+
+        return does_slowly
+
+    monkeypatch.setattr(store, "write_data", slowly(store.write_data))
+    monkeypatch.setattr(store, "delete", slowly(store.delete))
+    asked, acknowledged = threading.Event(), threading.Event()
+
+    def know() -> bool:
+        asked.set()
+        return acknowledged.is_set()
+
+    save(checkpointer, 1, 2, acknowledged=know, wait=False)
+    assert asked.wait(30)
+    save(checkpointer, 1, 3, wait=False)
+    checkpointer.prune(["step-2.g1-00000001"], generation=1)
+    acknowledged.set()
+    assert checkpointer.wait(30)
+    assert said == [None, None, None]
+    assert checkpointer.longest_s == 50.0
 
 
 def test_generation_that_rolled_back_begins_a_checkpoint_with_its_first_step_and_not_before(
