@@ -5,13 +5,12 @@ The backend is a fake that behaves as the real one was seen to, and as the sourc
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -293,6 +292,19 @@ def test_collective_that_nobody_waits_for_is_let_go_once_it_has_ended() -> None:
     groups.wait([pending])
     gc.collect()
     assert alive() is None
+
+
+def test_communicator_is_ending_until_its_memory_is_let_go() -> None:
+    """Else the next one could form beside more than may be ending."""
+    fake, num_ending = FakeNccl(abort_ends=False), list[int]()
+    weakref.finalize(fake, lambda: num_ending.append(len(backends._ending)))
+    backend, may_end = fake.backend(), fake.abort_ends
+    backend.abort(threading.Lock(), keep=None)
+    backend.release()
+    del fake
+    may_end.set()
+    backends.wait_ended(timeout_s=SOON_S)
+    assert num_ending == [1]
 
 
 @pytest.mark.parametrize(
@@ -740,76 +752,89 @@ def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch)
     assert watcher.sent[-1].peer_rank == 1
 
 
+HELD, GPUS = StatePair(1, 5), ("machine/GPU-1", "machine/GPU-1", "machine/GPU-2")
+
+
+class Entered(NamedTuple):
+    """`raised`: by the rank, and "" for nothing; the others are what its agent is told."""
+
+    raised: str
+    cannot_run: list[str]
+    left: list[Left]
+
+
+def enter(monkeypatch: pytest.MonkeyPatch, document: Document, states: Sequence[StatePair | None]) -> Entered:
+    """Rank 1 enters a generation in which rank 0 computes on its GPU. `states`: what each rank holds."""
+    entered = Entered("", [], [])
+    watcher = Watcher()
+    watcher.sent = entered.left
+
+    class Formed(Groups):
+        def form(self, arrival: Arrival, *_: Any) -> Any:
+            assert arrival.gpu == GPUS[1]
+            return Gathering(document, tuple(replace(arrival, state=s, gpu=gpu) for s, gpu in zip(states, GPUS)))
+
+        def connect(self) -> None:
+            raise AssertionError("NCCL hangs here, or fails")
+
+    monkeypatch.setattr(regrouper, "Groups", Formed)
+    monkeypatch.setattr(accelerator, "identity", lambda _: GPUS[1])
+    monkeypatch.setattr(cannot_run, "_tell_agent", entered.cannot_run.append)
+    try:
+        make_regrouper(watcher)._enter(make_assignment(document, 1))
+    except UsageError as error:
+        return entered._replace(raised=str(error))
+    return entered
+
+
+TWO = make_document(7000)
+
+
 @pytest.mark.parametrize(
-    ("document", "cause", "words"),
+    ("document", "states", "cause", "words"),
     [
         pytest.param(
-            make_document(7000), "CannotRun", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 1 (pod w-1)", id="two workers"
+            TWO, (None, None), "CannotRun", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 1 (pod w-1)", id="two workers"
         ),
         pytest.param(
-            make_document(7000, processes=[2], hosts=["127.0.0.1"]),
-            "CannotRun",
+            make_document(7000, processes=[2], hosts=["127.0.0.1"]), (None, None), "CannotRun",
             "Rank 0 and rank 1, both in worker 0 (pod w-0), compute on the same GPU (GPU-1), and NCCL needs one for each process.",
             id="two processes of a worker",
         ),
+        pytest.param(TWO, (HELD, HELD), "CannotRun", "Rank 0 in worker 0", id="each has trained: nobody is new"),
         pytest.param(
-            handed_over(make_document(7000)), "collective", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 0", id="a hand-over"
+            handed_over(TWO), (None, None), "collective", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 0", id="a hand-over"
         ),
+        pytest.param(handed_over(TWO), (HELD, None), "collective", "Rank 0 in worker 0", id="a hand-over while all train"),
     ],
 )  # fmt: skip
 def test_ranks_on_one_gpu_are_refused_before_their_gpus_connect(
-    monkeypatch: pytest.MonkeyPatch, document: Document, cause: str, words: str
+    monkeypatch: pytest.MonkeyPatch, document: Document, states: Sequence[StatePair | None], cause: str, words: str
 ) -> None:
     """NCCL 2.28 was seen to fail each rank in each generation, for ever. A worker that takes over has its predecessor's GPU for a
     moment only."""
-    watcher = Watcher()
-    model = torch.nn.Linear(2, 1)
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
-    plan = SamplePlan(0, 8, 4, 2, 1)
-
-    class Formed(Groups):
-        def form(self, arrival: Arrival, *_: Any) -> Any:
-            return Gathering(document, (arrival, arrival))
-
-        def connect(self) -> None:
-            raise AssertionError("NCCL hangs here, or fails")
-
-    monkeypatch.setattr(regrouper, "Groups", Formed)
-    monkeypatch.setattr(accelerator, "identity", lambda _: "machine/GPU-1")
-    told: list[str] = []
-    monkeypatch.setattr(cannot_run, "_tell_agent", told.append)
-    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
-    with pytest.raises(UsageError) if cause == "CannotRun" else contextlib.nullcontext():
-        joined._enter(make_assignment(document, 1))
-    said = [*told, *(left.message for left in watcher.sent)]
-    assert (len(told), [left.cause for left in watcher.sent]) == ((1, []) if cause == "CannotRun" else (0, [cause]))
-    assert said[0].startswith(words)
+    entered = enter(monkeypatch, document, states)
+    if cause == "CannotRun":
+        assert entered.raised.startswith(words)
+        assert (entered.cannot_run, entered.left) == ([entered.raised], [])
+    else:
+        assert (entered.raised, entered.cannot_run, [left.cause for left in entered.left]) == ("", [], [cause])
+        assert entered.left[0].message.startswith(words)
 
 
-@pytest.mark.parametrize("mine", [True, False], ids=["the new one", "one that trains"])
-def test_rank_that_joins_on_a_gpu_that_is_taken_fails_alone(monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+@pytest.mark.parametrize(
+    ("states", "fails", "peer_rank"),
+    [
+        pytest.param((HELD, None), True, None, id="the new one"),
+        pytest.param((None, HELD), False, 0, id="one that trains"),
+        pytest.param((None, None, HELD), True, None, id="one of two new ones, beside one that trains"),
+    ],
+)
+def test_rank_that_joins_on_a_gpu_that_is_taken_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, states: Sequence[StatePair | None], fails: bool, peer_rank: int | None
+) -> None:
     """The others train without it, as they did before."""
-    watcher = Watcher()
-    model = torch.nn.Linear(2, 1)
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
-    plan = SamplePlan(0, 8, 4, 2, 1)
-    document = make_document(7000)
-
-    class Formed(Groups):
-        def form(self, arrival: Arrival, *_: Any) -> Any:
-            held = replace(arrival, state=StatePair(1, 5), state_adopted=1)
-            new = replace(arrival, state=None)
-            return Gathering(document, (held, new) if mine else (new, held))
-
-        def connect(self) -> None:
-            raise AssertionError("NCCL hangs here, or fails")
-
-    monkeypatch.setattr(regrouper, "Groups", Formed)
-    monkeypatch.setattr(accelerator, "identity", lambda _: "machine/GPU-1")
-    told: list[str] = []
-    monkeypatch.setattr(cannot_run, "_tell_agent", told.append)
-    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="compute on the same GPU") if mine else contextlib.nullcontext():
-        joined._enter(make_assignment(document, 1))
-    assert told == [], "the job goes on"
-    assert [(left.cause, left.peer_rank) for left in watcher.sent] == ([] if mine else [("collective", 0)])
+    entered = enter(monkeypatch, make_document(7000, len(states)), states)
+    assert ("compute on the same GPU" in entered.raised) == fails
+    assert entered.cannot_run == [], "the job goes on"
+    assert [(left.cause, left.peer_rank) for left in entered.left] == ([] if fails else [("collective", peer_rank)])
