@@ -239,6 +239,15 @@ def test_question_that_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPa
     answer.set()
 
 
+def test_abort_begins_once_a_question_is_answered() -> None:
+    """NCCL would hold the question, and with it the interpreter, until the abort has ended."""
+    fake, asking = FakeNccl(), threading.Lock()
+    with asking:
+        fake.backend().abort(asking, keep=None)
+        assert not fake.abort_began.wait(0.05)
+    assert fake.abort_began.wait(SOON_S)
+
+
 def test_tensors_of_a_collective_live_until_the_gpu_no_longer_writes_them() -> None:
     fake = FakeNccl(abort_ends=False)
     groups = make_groups(fake)
@@ -448,6 +457,22 @@ def test_abort_before_the_backend_is_there_leaves_none_behind(
     assert groups.nccl is None
 
 
+def test_communicator_that_an_abort_came_too_early_for_is_let_go_in_a_thread(
+    opened: Callable[[FakeNccl], None],
+) -> None:
+    """Its destructor waits, and in a world of one the main thread opens it."""
+    fake, let_go_in = FakeNccl(), list[threading.Thread]()
+    weakref.finalize(fake, lambda: let_go_in.append(threading.current_thread()))
+    opened(fake)
+    del fake
+    groups = make_groups(ranks=1)
+    groups.abort()
+    with pytest.raises(Aborted):
+        groups.connect()
+    until(lambda: let_go_in, "it is let go")
+    assert let_go_in[0] is not threading.main_thread()
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -545,9 +570,10 @@ def test_connect_that_comes_too_late_is_aborted_and_no_error_of_torch(
 ) -> None:
     """The groups are closed while the helper waits. The store is gone then, and torch's words for that were a ValueError."""
     monkeypatch.setenv("REGROUP_NCCL_ENDING", "0")
-    old, outcome = FakeNccl(abort_ends=False), list[BaseException]()
+    old, outcome, allocated = FakeNccl(abort_ends=False), list[BaseException](), list[torch.device]()
     make_groups(old).abort()
     opened(FakeNccl())
+    monkeypatch.setattr(nccl, "first_tensor", allocated.append)
     groups = make_groups()
     connect = groups._connect
 
@@ -566,6 +592,7 @@ def test_connect_that_comes_too_late_is_aborted_and_no_error_of_torch(
     old.abort_ends.set()
     until(lambda: outcome, "the helper ends")
     assert [type(error) for error in outcome] == [Aborted]
+    assert allocated == [], "the GPU is the next generation's"
 
 
 @pytest.mark.parametrize("use", ["a communicator", "a part"])
