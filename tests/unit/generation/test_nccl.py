@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,6 +26,7 @@ from regroup.generation import backends, nccl, regrouper
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Gathering, Groups, Pending
 from regroup.generation.regrouper import Regrouper
+from regroup.layout import Layout
 from regroup.protocol.document import Document
 from regroup.protocol.local import Answer, FormedLocally, Left
 from regroup.protocol.state import StatePair
@@ -344,6 +346,12 @@ def test_how_many_may_be_ending(said: str | None, want: int | None) -> None:
         return
     with pytest.raises(UsageError, match=f"REGROUP_NCCL_ENDING is '{said}', and must be a whole number, 0 or more"):
         nccl.most_ending(environment)
+
+
+def test_wrong_number_that_may_be_ending_is_refused_in_a_world_of_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGROUP_NCCL_ENDING", "two")
+    with pytest.raises(UsageError, match="REGROUP_NCCL_ENDING is 'two'"):
+        make_groups(ranks=1).connect()
 
 
 def test_abort_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -812,6 +820,19 @@ def enter(monkeypatch: pytest.MonkeyPatch, document: Document, states: Sequence[
     except UsageError as error:
         return entered._replace(raised=str(error))
     return entered
+
+
+@pytest.mark.parametrize("where", ["in the process", "in its worker's memory", "in parts"])
+def test_rank_says_which_gpu_it_computes_on_wherever_its_state_is(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(accelerator, "identity", lambda _: GPUS[0])
+    joined, snapshot = make_regrouper(Watcher()), SimpleNamespace(state=HELD, adopted=1, is_last=False)
+    newest = snapshot if where == "in its worker's memory" else None
+    joined._memory = SimpleNamespace(newest=newest, last=None, held=())  # type: ignore[assignment]
+    if where == "in parts":
+        joined._plan = SamplePlan(0, 96, 12, 2, 4, layout=Layout((("shard", 2),)))
+        joined.keeper = SimpleNamespace(kept=tuple)  # type: ignore[assignment]
+    arrival = joined._arrival(0)
+    assert (arrival.gpu, arrival.from_snapshot) == (GPUS[0], newest is not None)
 
 
 TWO = make_document(7000)
