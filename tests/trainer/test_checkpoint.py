@@ -578,6 +578,46 @@ def test_each_step_that_is_longer_than_the_interval_is_saved(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step}.g1-aaaa" for step in range(2, 6)]
 
 
+AFTER_A_STEP = "a checkpoint begins after a step, once the data of the one before is on the volume"
+
+
+@pytest.mark.parametrize(
+    ("write_s", "step_s", "generations", "want"),
+    [
+        pytest.param(0.0, 61.0, 1, "", id="the interval is kept"),
+        pytest.param(30.0, 200.0, 1, f"every 230 s, and {{}} is 60: {AFTER_A_STEP}. Raise it to 230,", id="long steps"),
+        pytest.param(150.0, 60.0, 1, "every 210 s, and {} is 60: writing one has taken 150 s.", id="a slow volume"),
+        pytest.param(30.0, 200.0, 4, "", id="each generation has one step: it is no interval"),
+    ],
+)
+def test_why_checkpoints_come_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock,
+    write_s: float, step_s: float, generations: int, want: str,
+) -> None:  # fmt: skip
+    state, durable, checkpointer = durable_of(monkeypatch, tmp_path)
+    write_data, begun = store.write_data, threading.Event()
+
+    def slow(*arguments: Any) -> Path:
+        assert begun.wait(30)
+        clock.now_s += write_s
+        return write_data(*arguments)
+
+    monkeypatch.setattr(store, "write_data", slow)
+    for step in range(1, 6):
+        if step <= generations:
+            durable.begin_generation()
+        state.named(StatePair(1, step), 1)
+        begun.clear()
+        durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=True)
+        begun.set()
+        assert checkpointer.wait(30)
+        clock.now_s += step_s
+    assert want.format("spec.checkpoint.everySeconds") in (durable.late() or "")
+    assert bool(durable.late()) == bool(want)
+    durable.is_writer = False
+    assert durable.late() is None, "another process says it"
+
+
 def test_last_checkpoint_does_not_wait_for_a_step_that_will_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
