@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regroup.checkpoint import Checkpointer, pack
+from regroup.protocol.document import LineageEntry
+from regroup.protocol.state import StatePair
+
+LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))
 
 
 def build(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -33,3 +38,23 @@ def flat(tree: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
 
 def make(directory: Path, job_uid: str = "job-1", **changes: Any) -> Checkpointer:
     return Checkpointer(str(directory), every_s=0, job_uid=job_uid, **changes)
+
+
+def save(
+    checkpointer: Checkpointer,
+    generation: int,
+    step: int,
+    *,
+    acknowledged: Callable[[], bool] | None = None,
+    wait: bool = True,
+) -> dict[str, Any]:
+    """Save a small state that is a function of (generation, step); return it."""
+    tree = {"model": {"w": torch.full((5,), generation + step / 1000)}, "optimizer": {"state": {}}, "state": {}}
+    start = next((entry.start_step for entry in LINEAGE if entry.generation == generation), 0)
+    assert checkpointer.save(
+        tree, pair=StatePair(generation, step), generation=generation, uid=f"{generation:08x}-0000",
+        parent_generation=generation - 1, start_step=start, digest=f"{step:016x}", acknowledged=acknowledged,
+    )  # fmt: skip
+    if wait:
+        assert checkpointer.wait(30)
+    return tree

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +18,16 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, ImportMissing, store
+from regroup.checkpoint.selection import Name
 from regroup.checkpoint.staging import Staging
 from regroup.checkpoint.store import marks
-from regroup.protocol.document import CheckpointRef, LineageEntry
+from regroup.protocol.document import CheckpointRef
 from regroup.protocol.state import StatePair
-from tests.builders.checkpoints import build, flat, make, train
-
-LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))
+from tests.builders.checkpoints import LINEAGE, build, flat, make, save, train
 
 
 def tree_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": {"sched": {"last": 3, "e": {}}}}
-
-
-def save(
-    checkpointer: Checkpointer,
-    generation: int,
-    step: int,
-    *,
-    acknowledged: Callable[[], bool] | None = None,
-    wait: bool = True,
-) -> dict[str, Any]:
-    """Save a small state that is a function of (generation, step); return it."""
-    tree = {"model": {"w": torch.full((5,), generation + step / 1000)}, "optimizer": {"state": {}}, "state": {}}
-    start = next((entry.start_step for entry in LINEAGE if entry.generation == generation), 0)
-    assert checkpointer.save(
-        tree, pair=StatePair(generation, step), generation=generation, uid=f"{generation:08x}-0000",
-        parent_generation=generation - 1, start_step=start, digest=f"{step:016x}", acknowledged=acknowledged,
-    )  # fmt: skip
-    if wait:
-        assert checkpointer.wait(30)
-    return tree
 
 
 def test_checkpoint_restores_model_and_fresh_optimizer(tmp_path: Path) -> None:
@@ -282,9 +262,13 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     checkpointer = make(tmp_path)
     assert checkpointer.due(0.0)
     writes, written, acknowledged, asked = store.write_data, threading.Event(), threading.Event(), threading.Event()
+    again, written_again = threading.Event(), threading.Event()
+    gates = iter([(threading.Event(), written), (again, written_again)])
 
     def slow(*arguments: Any) -> Path:
-        assert written.wait(30)
+        begins, ends = next(gates)
+        begins.set()
+        assert ends.wait(30)
         return writes(*arguments)
 
     def know() -> bool:
@@ -304,6 +288,9 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     assert not checkpointer.due(2.0), "one at most waits for the writer"
     assert checkpointer.last_committed is None
     acknowledged.set()
+    assert again.wait(30)
+    assert not checkpointer.due(2.0), "the end of the first write gives no memory away that the second one reads"
+    written_again.set()
     assert checkpointer.wait(30)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10.g1-00000001", "step-11.g1-00000001"]
     info = checkpointer.newest(LINEAGE).info
@@ -311,9 +298,18 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     assert flat(checkpointer.load(info)) == flat(tree)
 
 
-def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_it(tmp_path: Path) -> None:
+def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpointer = make(tmp_path)
-    known, asked = [False], threading.Event()
+    known, asked, written = [False], threading.Event(), list[int]()
+    write_data = store.write_data
+
+    def write(directory: Path, name: Name, *rest: Any) -> Path:
+        written.append(name.step)
+        return write_data(directory, name, *rest)
+
+    monkeypatch.setattr(store, "write_data", write)
 
     def know() -> bool:
         asked.set()
@@ -327,7 +323,21 @@ def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_i
     assert checkpointer.wait(30)
     assert checkpointer.last_committed is None
     assert "step-11.g1-00000001 was not committed: its generation ended" in str(checkpointer.problem)
-    assert list(tmp_path.iterdir()) == []
+    assert (written, list(tmp_path.iterdir())) == ([10], []), "nothing of the second one is written"
+
+
+def test_memory_of_the_last_copy_is_used_again_where_it_fits(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    places = []
+    for step, dtype, size in ((1, torch.float32, 5), (2, torch.float32, 5), (3, torch.int32, 5), (4, torch.int32, 6)):
+        tree = {"model": {"w": torch.arange(size).to(dtype)}, "optimizer": {"state": {}}, "state": {}}
+        assert checkpointer.save(
+            tree, pair=StatePair(1, step), generation=1, uid="a", parent_generation=0, start_step=0
+        )
+        assert checkpointer.wait(30)
+        assert flat(checkpointer.load(checkpointer.info_of(f"step-{step}.g1-a"))) == flat(tree)
+        places.append(checkpointer._host["model.w"])
+    assert [one is other for one, other in pairwise(places)] == [True, False, False]
 
 
 def test_old_checkpoints_are_deleted_although_a_write_always_waits(tmp_path: Path) -> None:

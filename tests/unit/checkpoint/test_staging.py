@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regroup.checkpoint import staging, store
+from regroup.checkpoint import shards, staging, store
 from regroup.checkpoint.checkpointer import Checkpointer
 from regroup.checkpoint.staging import Copy, Staging, pieces
 from regroup.protocol.state import StatePair
@@ -103,6 +103,7 @@ def all_kinds() -> dict[str, torch.Tensor]:
         "every second": torch.arange(2000)[::2],
         "bits": values > 0,
         "complex": torch.complex(values, values).conj(),
+        "flags": values[0, :3] > 0,
         **{f"step {i}": torch.tensor(float(i)) for i in range(30)},
     }
 
@@ -153,8 +154,10 @@ def test_device_fills_one_buffer_while_the_host_empties_the_other_and_each_is_em
 
 def test_small_tensors_travel_together() -> None:
     device = FakeDevice()
-    Staging(make_engine=lambda _: device).start({str(i): torch.tensor(1.0) for i in range(16)}).fill(to_memory({}))
-    assert [event for event in device.events if event.startswith("host waits")] == ["host waits for 17"]
+    Staging(make_engine=lambda _: device).start({str(i): torch.tensor(1.0) for i in range(40)}).fill(to_memory({}))
+    assert [event for event in device.events if event.startswith("mark")] == [
+        "mark 0 on compute", "mark 17 on own", "mark 34 on own", "mark 43 on own",
+    ], "16 fit into a buffer"  # fmt: skip
 
 
 @pytest.mark.parametrize("device", [None, FakeDevice], ids=["cpu", "a device"])
@@ -186,12 +189,80 @@ def test_next_commit_changes_nothing_before_the_copy_has_read_it(device: Callabl
     assert copy.waited_s >= 0.05
 
 
-def test_what_a_forward_changes_is_set_aside_at_the_commit() -> None:
+class Split:
+    """A DTensor, as far as it is asked here. It has an address of its own."""
+
+    layout = torch.strided
+
+    def __init__(self, local: torch.Tensor) -> None:
+        self._local_tensor = local
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("registered", [lambda one: one, Split], ids=["whole", "of a model that is split"])
+def test_what_a_forward_changes_is_set_aside_at_the_commit(
+    monkeypatch: pytest.MonkeyPatch, registered: Callable[[torch.Tensor], Any]
+) -> None:
+    monkeypatch.setattr(shards, "is_split", lambda one: isinstance(one, Split))
     buffer, got = torch.zeros(4), dict[str, torch.Tensor]()
-    copy = Staging(lambda: [buffer]).start({"running_mean": buffer})
+    copy = Staging(lambda: [registered(buffer)]).start({"running_mean": buffer})
     buffer.add_(1.0)
     copy.fill(to_memory(got))
     assert (copy.changed, got["running_mean"].tolist()) == (None, [0.0] * 4)
+
+
+def test_nothing_is_set_aside_where_this_process_changes_nothing_more() -> None:
+    """A process that ends may have no memory left for a second copy."""
+    buffer = torch.zeros(4)
+    copy = Staging(lambda: [buffer]).start({"running_mean": buffer}, changes=False)
+    assert copy._tensors["running_mean"] is buffer
+    copy.abandon()
+
+
+def test_commit_waits_for_each_copy_that_has_begun() -> None:
+    """A snapshot and a checkpoint of one commit."""
+    begun, weight = Staging(), torch.ones(3)
+    first, second = begun.start({"w": weight}), begun.start({"w": weight})
+    second.fill(to_memory({}))
+    settled = threading.Thread(target=begun.settle)
+    settled.start()
+    settled.join(0.05)  # long enough for one that does not wait
+    assert settled.is_alive()
+    first.abandon()
+    settled.join(10)
+    assert not settled.is_alive()
+
+
+def test_copies_go_through_the_buffers_one_after_the_other() -> None:
+    """They share them: of two at once, one would find the bytes of the other."""
+    device, waits, go, got = (
+        FakeDevice(),
+        threading.Event(),
+        threading.Event(),
+        [dict[str, torch.Tensor]() for _ in "ab"],
+    )
+    wait = device.wait
+
+    def late(mark: int) -> None:
+        waits.set()
+        assert go.wait(10)
+        wait(mark)
+
+    device.wait = late  # type: ignore[method-assign]
+    begun = Staging(make_engine=lambda _: device)
+    copies = [begun.start({"w": torch.full((3,), float(i))}) for i in range(2)]
+    threads = [threading.Thread(target=copy.fill, args=(to_memory(into),)) for copy, into in zip(copies, got)]
+    threads[0].start()
+    assert waits.wait(10)
+    threads[1].start()
+    threads[1].join(0.05)  # long enough for one that does not wait
+    assert len([event for event in device.events if event.startswith("reads")]) == 1
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert [into["w"].tolist() for into in got] == [[0.0] * 3, [1.0] * 3]
 
 
 def test_change_in_between_is_named_and_inference_tensors_have_none_to_see() -> None:
@@ -236,7 +307,7 @@ class Trained:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.model = torch.nn.Linear(3, 2)
         self.state = TrainingState(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1), {})
-        self.checkpointer = Checkpointer(str(directory), 0, "job", self.state.staging)
+        self.checkpointer = Checkpointer(str(directory), 60, "job", self.state.staging)
         self.go, fill = threading.Event(), Copy.fill
 
         def late(copy: Copy, room: staging.Room) -> None:
@@ -283,8 +354,10 @@ def test_script_that_changes_weights_between_commits_gets_its_checkpoint_and_is_
         process.checkpointer.problem or ""
     )
     assert (process.checkpointer.failure, list(tmp_path.iterdir())) == (None, [])
-    assert process.checkpointer.due(0.0)
+    assert process.checkpointer.due(0.0), "at once, whatever the interval"
     want = process.model.weight.detach().clone()
+    process.go.clear()
+    threading.Timer(0.05, process.go.set).start()
     process.save(2)  # returns with the copy
     with torch.no_grad():
         process.model.weight.add_(1.0)
@@ -358,11 +431,12 @@ def test_write_that_was_cancelled_keeps_no_later_one_from_its_turn(
     """In a model group the others write their parts of the later one, and would wait for this process's."""
     process, writes, may_go = Trained(tmp_path, monkeypatch), threading.Event(), threading.Event()
     process.go.set()
-    write_data = store.write_data
+    write_data, written = store.write_data, list[torch.Tensor]()
 
     def slow(*arguments: Any) -> Path:
         writes.set()
         assert may_go.wait(10)
+        written.append(arguments[-1]["model.weight"].clone())
         return write_data(*arguments)
 
     monkeypatch.setattr(store, "write_data", slow)
@@ -370,6 +444,7 @@ def test_write_that_was_cancelled_keeps_no_later_one_from_its_turn(
     assert writes.wait(10)
     process.checkpointer.cancel()
     process.state.begin_change()
+    before = process.model.weight.detach().clone()
     with torch.no_grad():
         process.model.weight.add_(1.0)
     want = process.model.weight.detach().clone()
@@ -378,3 +453,24 @@ def test_write_that_was_cancelled_keeps_no_later_one_from_its_turn(
     may_go.set()
     assert torch.equal(process.saved_weight(2), want)
     assert [path.name for path in tmp_path.iterdir()] == ["step-2.g1-a"], "nobody will commit on the first state"
+    assert torch.equal(written[0], before), (
+        "a model group's writer may commit the part still, if it was cancelled later"
+    )
+
+
+def test_thread_that_cannot_be_started_keeps_no_commit_and_no_checkpoint_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Trained(tmp_path, monkeypatch)
+    process.go.set()
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            process.save(1)
+    process.state.begin_change()
+    process.save(2)
+    assert torch.equal(process.saved_weight(2), process.model.weight)

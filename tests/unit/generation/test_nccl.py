@@ -5,13 +5,13 @@ The backend is a fake that behaves as the real one was seen to, and as the sourc
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from regroup.generation import backends, nccl, regrouper
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Gathering, Groups, Pending
 from regroup.generation.regrouper import Regrouper
+from regroup.layout import Layout
 from regroup.protocol.document import Document
 from regroup.protocol.local import Answer, FormedLocally, Left
 from regroup.protocol.state import StatePair
@@ -240,6 +241,15 @@ def test_question_that_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPa
     answer.set()
 
 
+def test_abort_begins_once_a_question_is_answered() -> None:
+    """NCCL would hold the question, and with it the interpreter, until the abort has ended."""
+    fake, asking = FakeNccl(), threading.Lock()
+    with asking:
+        fake.backend().abort(asking, keep=None)
+        assert not fake.abort_began.wait(0.05)
+    assert fake.abort_began.wait(SOON_S)
+
+
 def test_tensors_of_a_collective_live_until_the_gpu_no_longer_writes_them() -> None:
     fake = FakeNccl(abort_ends=False)
     groups = make_groups(fake)
@@ -295,6 +305,19 @@ def test_collective_that_nobody_waits_for_is_let_go_once_it_has_ended() -> None:
     assert alive() is None
 
 
+def test_communicator_is_ending_until_its_memory_is_let_go() -> None:
+    """Else the next one could form beside more than may be ending."""
+    fake, num_ending = FakeNccl(abort_ends=False), list[int]()
+    weakref.finalize(fake, lambda: num_ending.append(len(backends._ending)))
+    backend, may_end = fake.backend(), fake.abort_ends
+    backend.abort(threading.Lock(), keep=None)
+    backend.release()
+    del fake
+    may_end.set()
+    backends.wait_ended(timeout_s=SOON_S)
+    assert num_ending == [1]
+
+
 @pytest.mark.parametrize(
     ("ages_s", "most", "want_s"),
     [
@@ -323,6 +346,12 @@ def test_how_many_may_be_ending(said: str | None, want: int | None) -> None:
         return
     with pytest.raises(UsageError, match=f"REGROUP_NCCL_ENDING is '{said}', and must be a whole number, 0 or more"):
         nccl.most_ending(environment)
+
+
+def test_wrong_number_that_may_be_ending_is_refused_in_a_world_of_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGROUP_NCCL_ENDING", "two")
+    with pytest.raises(UsageError, match="REGROUP_NCCL_ENDING is 'two'"):
+        make_groups(ranks=1).connect()
 
 
 def test_abort_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -436,6 +465,22 @@ def test_abort_before_the_backend_is_there_leaves_none_behind(
     assert groups.nccl is None
 
 
+def test_communicator_that_an_abort_came_too_early_for_is_let_go_in_a_thread(
+    opened: Callable[[FakeNccl], None],
+) -> None:
+    """Its destructor waits, and in a world of one the main thread opens it."""
+    fake, let_go_in = FakeNccl(), list[threading.Thread]()
+    weakref.finalize(fake, lambda: let_go_in.append(threading.current_thread()))
+    opened(fake)
+    del fake
+    groups = make_groups(ranks=1)
+    groups.abort()
+    with pytest.raises(Aborted):
+        groups.connect()
+    until(lambda: let_go_in, "it is let go")
+    assert let_go_in[0] is not threading.main_thread()
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -533,9 +578,10 @@ def test_connect_that_comes_too_late_is_aborted_and_no_error_of_torch(
 ) -> None:
     """The groups are closed while the helper waits. The store is gone then, and torch's words for that were a ValueError."""
     monkeypatch.setenv("REGROUP_NCCL_ENDING", "0")
-    old, outcome = FakeNccl(abort_ends=False), list[BaseException]()
+    old, outcome, allocated = FakeNccl(abort_ends=False), list[BaseException](), list[torch.device]()
     make_groups(old).abort()
     opened(FakeNccl())
+    monkeypatch.setattr(nccl, "first_tensor", allocated.append)
     groups = make_groups()
     connect = groups._connect
 
@@ -554,6 +600,7 @@ def test_connect_that_comes_too_late_is_aborted_and_no_error_of_torch(
     old.abort_ends.set()
     until(lambda: outcome, "the helper ends")
     assert [type(error) for error in outcome] == [Aborted]
+    assert allocated == [], "the GPU is the next generation's"
 
 
 @pytest.mark.parametrize("use", ["a communicator", "a part"])
@@ -740,76 +787,102 @@ def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch)
     assert watcher.sent[-1].peer_rank == 1
 
 
+HELD, GPUS = StatePair(1, 5), ("machine/GPU-1", "machine/GPU-1", "machine/GPU-2")
+
+
+class Entered(NamedTuple):
+    """`raised`: by the rank, and "" for nothing; the others are what its agent is told."""
+
+    raised: str
+    cannot_run: list[str]
+    left: list[Left]
+
+
+def enter(monkeypatch: pytest.MonkeyPatch, document: Document, states: Sequence[StatePair | None]) -> Entered:
+    """Rank 1 enters a generation in which rank 0 computes on its GPU. `states`: what each rank holds."""
+    entered = Entered("", [], [])
+    watcher = Watcher()
+    watcher.sent = entered.left
+
+    class Formed(Groups):
+        def form(self, arrival: Arrival, *_: Any) -> Any:
+            assert arrival.gpu == GPUS[1]
+            return Gathering(document, tuple(replace(arrival, state=s, gpu=gpu) for s, gpu in zip(states, GPUS)))
+
+        def connect(self) -> None:
+            raise AssertionError("NCCL hangs here, or fails")
+
+    monkeypatch.setattr(regrouper, "Groups", Formed)
+    monkeypatch.setattr(accelerator, "identity", lambda _: GPUS[1])
+    monkeypatch.setattr(cannot_run, "_tell_agent", entered.cannot_run.append)
+    try:
+        make_regrouper(watcher)._enter(make_assignment(document, 1))
+    except UsageError as error:
+        return entered._replace(raised=str(error))
+    return entered
+
+
+@pytest.mark.parametrize("where", ["in the process", "in its worker's memory", "in parts"])
+def test_rank_says_which_gpu_it_computes_on_wherever_its_state_is(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(accelerator, "identity", lambda _: GPUS[0])
+    joined, snapshot = make_regrouper(Watcher()), SimpleNamespace(state=HELD, adopted=1, is_last=False)
+    newest = snapshot if where == "in its worker's memory" else None
+    joined._memory = SimpleNamespace(newest=newest, last=None, held=())  # type: ignore[assignment]
+    if where == "in parts":
+        joined._plan = SamplePlan(0, 96, 12, 2, 4, layout=Layout((("shard", 2),)))
+        joined.keeper = SimpleNamespace(kept=tuple)
+    arrival = joined._arrival(0)
+    assert (arrival.gpu, arrival.from_snapshot) == (GPUS[0], newest is not None)
+
+
+TWO = make_document(7000)
+
+
 @pytest.mark.parametrize(
-    ("document", "cause", "words"),
+    ("document", "states", "cause", "words"),
     [
         pytest.param(
-            make_document(7000), "CannotRun", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 1 (pod w-1)", id="two workers"
+            TWO, (None, None), "CannotRun", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 1 (pod w-1)", id="two workers"
         ),
         pytest.param(
-            make_document(7000, processes=[2], hosts=["127.0.0.1"]),
-            "CannotRun",
+            make_document(7000, processes=[2], hosts=["127.0.0.1"]), (None, None), "CannotRun",
             "Rank 0 and rank 1, both in worker 0 (pod w-0), compute on the same GPU (GPU-1), and NCCL needs one for each process.",
             id="two processes of a worker",
         ),
+        pytest.param(TWO, (HELD, HELD), "CannotRun", "Rank 0 in worker 0", id="each has trained: nobody is new"),
         pytest.param(
-            handed_over(make_document(7000)), "collective", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 0", id="a hand-over"
+            handed_over(TWO), (None, None), "collective", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 0", id="a hand-over"
         ),
+        pytest.param(handed_over(TWO), (HELD, None), "collective", "Rank 0 in worker 0", id="a hand-over while all train"),
     ],
 )  # fmt: skip
 def test_ranks_on_one_gpu_are_refused_before_their_gpus_connect(
-    monkeypatch: pytest.MonkeyPatch, document: Document, cause: str, words: str
+    monkeypatch: pytest.MonkeyPatch, document: Document, states: Sequence[StatePair | None], cause: str, words: str
 ) -> None:
     """NCCL 2.28 was seen to fail each rank in each generation, for ever. A worker that takes over has its predecessor's GPU for a
     moment only."""
-    watcher = Watcher()
-    model = torch.nn.Linear(2, 1)
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
-    plan = SamplePlan(0, 8, 4, 2, 1)
-
-    class Formed(Groups):
-        def form(self, arrival: Arrival, *_: Any) -> Any:
-            return Gathering(document, (arrival, arrival))
-
-        def connect(self) -> None:
-            raise AssertionError("NCCL hangs here, or fails")
-
-    monkeypatch.setattr(regrouper, "Groups", Formed)
-    monkeypatch.setattr(accelerator, "identity", lambda _: "machine/GPU-1")
-    told: list[str] = []
-    monkeypatch.setattr(cannot_run, "_tell_agent", told.append)
-    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
-    with pytest.raises(UsageError) if cause == "CannotRun" else contextlib.nullcontext():
-        joined._enter(make_assignment(document, 1))
-    said = [*told, *(left.message for left in watcher.sent)]
-    assert (len(told), [left.cause for left in watcher.sent]) == ((1, []) if cause == "CannotRun" else (0, [cause]))
-    assert said[0].startswith(words)
+    entered = enter(monkeypatch, document, states)
+    if cause == "CannotRun":
+        assert entered.raised.startswith(words)
+        assert (entered.cannot_run, entered.left) == ([entered.raised], [])
+    else:
+        assert (entered.raised, entered.cannot_run, [left.cause for left in entered.left]) == ("", [], [cause])
+        assert entered.left[0].message.startswith(words)
 
 
-@pytest.mark.parametrize("mine", [True, False], ids=["the new one", "one that trains"])
-def test_rank_that_joins_on_a_gpu_that_is_taken_fails_alone(monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+@pytest.mark.parametrize(
+    ("states", "fails", "peer_rank"),
+    [
+        pytest.param((HELD, None), True, None, id="the new one"),
+        pytest.param((None, HELD), False, 0, id="one that trains"),
+        pytest.param((None, None, HELD), True, None, id="one of two new ones, beside one that trains"),
+    ],
+)
+def test_rank_that_joins_on_a_gpu_that_is_taken_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, states: Sequence[StatePair | None], fails: bool, peer_rank: int | None
+) -> None:
     """The others train without it, as they did before."""
-    watcher = Watcher()
-    model = torch.nn.Linear(2, 1)
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
-    plan = SamplePlan(0, 8, 4, 2, 1)
-    document = make_document(7000)
-
-    class Formed(Groups):
-        def form(self, arrival: Arrival, *_: Any) -> Any:
-            held = replace(arrival, state=StatePair(1, 5), state_adopted=1)
-            new = replace(arrival, state=None)
-            return Gathering(document, (held, new) if mine else (new, held))
-
-        def connect(self) -> None:
-            raise AssertionError("NCCL hangs here, or fails")
-
-    monkeypatch.setattr(regrouper, "Groups", Formed)
-    monkeypatch.setattr(accelerator, "identity", lambda _: "machine/GPU-1")
-    told: list[str] = []
-    monkeypatch.setattr(cannot_run, "_tell_agent", told.append)
-    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="compute on the same GPU") if mine else contextlib.nullcontext():
-        joined._enter(make_assignment(document, 1))
-    assert told == [], "the job goes on"
-    assert [(left.cause, left.peer_rank) for left in watcher.sent] == ([] if mine else [("collective", 0)])
+    entered = enter(monkeypatch, make_document(7000, len(states)), states)
+    assert ("compute on the same GPU" in entered.raised) == fails
+    assert entered.cannot_run == [], "the job goes on"
+    assert [(left.cause, left.peer_rank) for left in entered.left] == ([] if fails else [("collective", peer_rank)])

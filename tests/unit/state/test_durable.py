@@ -4,17 +4,18 @@ Files are real, and the clock of most tests is not."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
-from regroup.checkpoint import Checkpointer, CheckpointError
+from regroup.checkpoint import Checkpointer, CheckpointError, store
 from regroup.data import SamplePlan
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Durable, Origin, patience_s
 from regroup.state.training import TrainingState
-from tests.builders.checkpoints import build, flat, make, train
+from tests.builders.checkpoints import build, flat, make, save, train
 from tests.trainer.dead_volume import DeadVolume
 
 
@@ -259,3 +260,77 @@ def test_plain_python_begins_with_the_checkpoint_that_is_named_until_it_has_one_
     durable.save_now(origin, interrupted=lambda: False)
     _, again, origin = alone()
     assert (again.pair, origin.start_step) == (StatePair(1, 61), 61)
+
+
+def test_each_write_and_each_deletion_has_the_bound_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """The writer thread does one behind the other. A volume that takes 50 s for each does not hang."""
+    checkpointer = make(tmp_path)
+    save(checkpointer, 1, 1)
+    said: list[str | None] = []
+
+    def slowly(does: Callable[..., Any]) -> Callable[..., Any]:
+        def does_slowly(*arguments: Any) -> Any:
+            clock.now_s += 50.0
+            said.append(checkpointer.hangs(60.0))
+            return does(*arguments)
+
+        return does_slowly
+
+    monkeypatch.setattr(store, "write_data", slowly(store.write_data))
+    monkeypatch.setattr(store, "delete", slowly(store.delete))
+    asked, acknowledged = threading.Event(), threading.Event()
+
+    def know() -> bool:
+        asked.set()
+        return acknowledged.is_set()
+
+    save(checkpointer, 1, 2, acknowledged=know, wait=False)
+    assert asked.wait(30)
+    save(checkpointer, 1, 3, wait=False)
+    checkpointer.prune(["step-2.g1-00000001"], generation=1)
+    acknowledged.set()
+    assert checkpointer.wait(30)
+    assert said == [None, None, None]
+    assert checkpointer.longest_s == 50.0
+
+
+AFTER_A_STEP = "a checkpoint begins after a step, once the data of the one before is on the volume"
+
+
+@pytest.mark.parametrize(
+    ("write_s", "step_s", "generations", "want"),
+    [
+        pytest.param(0.0, 61.0, 1, "", id="the interval is kept"),
+        pytest.param(30.0, 200.0, 1, f"every 230 s, and {{}} is 60: {AFTER_A_STEP}. Raise it to 230,", id="long steps"),
+        pytest.param(150.0, 60.0, 1, "every 210 s, and {} is 60: writing one has taken 150 s.", id="a slow volume"),
+        pytest.param(30.0, 200.0, 4, "", id="each generation has one step: it is no interval"),
+    ],
+)
+def test_why_checkpoints_come_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock,
+    write_s: float, step_s: float, generations: int, want: str,
+) -> None:  # fmt: skip
+    state, durable, checkpointer = durable_of(monkeypatch, tmp_path)
+    write_data, begun = store.write_data, threading.Event()
+
+    def slow(*arguments: Any) -> Path:
+        assert begun.wait(30)
+        clock.now_s += write_s
+        return write_data(*arguments)
+
+    monkeypatch.setattr(store, "write_data", slow)
+    for step in range(1, 6):
+        if step <= generations:
+            durable.begin_generation()
+        state.named(StatePair(1, step), 1)
+        begun.clear()
+        durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=True)
+        begun.set()
+        assert checkpointer.wait(30)
+        clock.now_s += step_s
+    assert want.format("spec.checkpoint.everySeconds") in (durable.late() or "")
+    assert bool(durable.late()) == bool(want)
+    durable.is_writer = False
+    assert durable.late() is None, "another process says it"

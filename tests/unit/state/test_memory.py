@@ -396,6 +396,90 @@ def test_each_step_that_is_hardly_longer_than_the_interval_has_a_snapshot(monkey
         clock[0] += 9.7
 
 
+@pytest.mark.parametrize(
+    ("copy_s", "waits_s", "why"),
+    [
+        pytest.param(2.0, 0.0, "a snapshot is taken after a step, once all workers find it due", id="long steps"),
+        pytest.param(40.0, 0.0, "a copy takes 40 s, and copies may run for half of the time", id="long copies"),
+        pytest.param(2.0, 8.0, "training waits 8 s for a copy, and may do so for a twentieth of the time", id="waits"),
+        pytest.param(90.0, 8.0, "a copy takes 90 s, and copies may run for half of the time", id="both"),
+    ],
+)
+def test_why_snapshots_come_late(monkeypatch: pytest.MonkeyPatch, copy_s: float, waits_s: float, why: str) -> None:
+    monkeypatch.setenv(env.SNAPSHOT_EVERY_SECONDS, "10")
+    process = Process()
+    clock, fill = [100.0], staging.Copy.fill
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def slow(copy: staging.Copy, room: staging.Room) -> None:
+        fill(copy, room)
+        copy.waited_s = waits_s
+        clock[0] += copy_s
+
+    monkeypatch.setattr(staging.Copy, "fill", slow)
+    for step in range(1, 4):
+        process.commit(1, step)
+        while not process.memory.due(clock[0]):
+            clock[0] += 30.0
+        process.memory.take()
+        process.memory.settle()
+        clock[0] += 30.0
+    assert why in (process.memory.late or "")
+
+
+@pytest.mark.parametrize(
+    "restore",
+    [
+        pytest.param(lambda memory: memory.restore() is None, id="the newest"),
+        pytest.param(lambda memory: memory.restore_exactly(1, 1) == (1, 1), id="a certain one"),
+    ],
+)
+def test_what_is_being_copied_is_there_to_be_read_back(
+    late: threading.Event, restore: Callable[[Memory], bool]
+) -> None:
+    process = Process()
+    process.commit(1, 1)
+    process.memory.take()
+    threading.Timer(0.05, late.set).start()
+    assert restore(process.memory)
+
+
+def test_thread_that_cannot_be_started_keeps_no_commit_waiting(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process()
+    process.commit(1, 1)
+
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            process.memory.take()
+    process.commit(1, 2)
+    process.memory.take()
+    process.memory.settle()
+    assert held(directory) == [(1, 2)]
+
+
+def test_last_copy_sets_nothing_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing changes any more, and there may be no memory for it."""
+    process = Process()
+    process.commit(1, 1)
+    said: list[bool] = []
+    start = process.state.staging.start
+
+    def recorded(tensors: Any, *, changes: bool) -> staging.Copy:
+        said.append(changes)
+        return start(tensors, changes=changes)
+
+    monkeypatch.setattr(process.state.staging, "start", recorded)
+    process.memory.take()
+    process.memory.take_last()
+    assert said == [True, False]
+
+
 def test_each_process_copies_its_part_of_a_split_model(directory: Path) -> None:
     processes = [Process(local_rank=rank, plan=SPLIT, inner=rank, seed=rank) for rank in range(2)]
     for process in processes:

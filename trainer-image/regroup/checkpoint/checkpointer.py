@@ -332,12 +332,13 @@ class Checkpointer:
                 if word is None and following is None:
                     self._busy = False
                     return
+            # `hangs` reads what is done before it reads since when, so the time is set first.
             if word is not None:  # first: where each step is saved, a write always waits
-                self._doing = _DELETING
+                self._began_s, self._doing = time.monotonic(), _DELETING
                 self._prune(*word)
             write = None
             if following is not None:
-                self._began_s = time.monotonic()  # first: another thread reads what is done, and since when
+                self._began_s = time.monotonic()
                 write, self._doing = following
 
     def _prune(self, keep: Sequence[str], generation: int) -> None:

@@ -510,11 +510,12 @@ class Groups:
     def end_in_order(self) -> None:
         """End the GPUs' communicator beside what follows, without an abort. All ranks call it after one step, and `close` later.
 
-        Where a collective may still run, or a rank was lost, this does nothing, and `close` aborts the communicator.
+        Where a collective may still run, or a rank was lost, this does nothing, and `close` aborts the communicator. Nor does it
+        after an abort.
         """
         is_whole = self.sockets.lost() is None
         with self._lock:
-            if is_whole and self._nccl is not None and not self._aborted and not self._on_device:
+            if is_whole and self._nccl is not None and not self._on_device:
                 self._nccl.end()
 
     def close(self) -> None:
