@@ -14,6 +14,7 @@ TEST_ROWS       the data has so many rows (default: 1000)
 TEST_TRACE      a file to which each rank appends {generation, step, rank} for each commit
 TEST_BREAK      the loop is left after this step
 TEST_END_FAILS  the rank whose script fails after its loop, once: a file in TEST_PARTS says that it has
+TEST_NCCL       tensors go the way of those on a GPU, over gloo (gloo_for_nccl.py)
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
 
 Its last line is JSON: losses by step, identity of the model, number of right answers by step where it is evaluated.
@@ -32,6 +33,10 @@ from regroup.checkpoint.shards import is_split, local_of
 
 from split_models import Model  # type: ignore[import-not-found]  # isort: skip  # it lies beside this script
 
+if os.environ.get("TEST_NCCL"):
+    from gloo_for_nccl import install  # type: ignore[import-not-found]  # it lies beside this script
+
+    install()
 sizes = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("TEST_MESH", "").split())}
 mesh = regroup.mesh(**sizes) if sizes else None
 words = frozenset(os.environ.get("TEST_MODEL", "").split())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import accelerator
 from .checkpoint import shards
 from .errors import UsageError
 from .generation import edges, living
@@ -32,7 +33,7 @@ def inner() -> int:
     return _inner
 
 
-def mesh(**sizes: int) -> Any:
+def mesh(*, device: torch.device | str | None = None, **sizes: int) -> Any:
     """Return the DeviceMesh of this process's model group: `mesh = regroup.mesh(shard=2, tensor=2)`, outermost dimension first.
 
     Call it once, before the model is built. shard: ranks that compute different samples and split the parameters (FSDP2); tensor:
@@ -40,29 +41,26 @@ def mesh(**sizes: int) -> Any:
     expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`); pipeline: ranks that
     compute the same samples, each some of the layers (`regroup.pipeline`). The other ranks of the job hold further copies of the
     model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
-    communicate with: every process builds the model from the same seed. Raises UsageError for a mesh that does not fit the
-    workers, and for dimensions that do not work together.
+    communicate with: every process builds the model from the same seed. device: that of the model; None: `regroup.device()`.
+    Raises UsageError for a mesh that does not fit the workers, and for dimensions that do not work together.
     """
     global _layout, _inner
     if _layout is not WHOLE:
         raise UsageError("regroup.mesh() was called a second time. Call it once, and take parts of it: mesh['shard'].")
     wanted = Layout.of(sizes)
-    if torch.cuda.is_available():
-        raise UsageError(
-            "regroup.mesh() works on CPUs only so far, and this process sees a GPU. Train without a mesh, or hide the GPUs with "
-            "CUDA_VISIBLE_DEVICES=''."
-        )
     workers, processes = _number(env.WORKERS_PER_GROUP, 1), _number(env.LOCAL_WORLD_SIZE, 1)
     place = _number(env.GROUP_PLACE, _number(env.LOCAL_RANK, 0))
     _inner = inner_index(wanted, place, processes, workers)
     _layout = wanted
+    here = accelerator.device() if device is None or device == "cuda" else torch.device(device)
+    accelerator.make_current(here)
     living.start(_inner, wanted.size)
     from torch.distributed.device_mesh import init_device_mesh
 
     names = tuple(name for name, _ in wanted.dims)
-    shards.mesh = init_device_mesh("cpu", tuple(size for _, size in wanted.dims), mesh_dim_names=names)
+    shards.mesh = init_device_mesh(here.type, tuple(size for _, size in wanted.dims), mesh_dim_names=names)
     if not os.environ.get(env.SOCKET):
-        living.bind_alone()
+        living.bind_alone(here)
     return shards.mesh
 
 

@@ -140,4 +140,4 @@ class FakeNccl:
     def backend(self, store: Any = "a store") -> Backend:
         if store is None:
             raise ValueError("store argument cannot be None")
-        return Backend(self)
+        return Backend(self, on_gpu=True)

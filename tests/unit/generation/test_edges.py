@@ -43,6 +43,9 @@ def test_a_process_has_the_edges_of_its_own_stages_only() -> None:
     assert edges.parts(Layout.of({"shard": 2}), 0) == {}
 
 
+CPU = torch.device("cpu")
+
+
 def test_a_header_describes_what_follows() -> None:
     tensors = [
         torch.ones(2, 3, 5, requires_grad=True),
@@ -50,9 +53,9 @@ def test_a_header_describes_what_follows() -> None:
         torch.ones(0, 7, dtype=torch.bfloat16),
         torch.ones(4, dtype=torch.bool),
     ]
-    header = edges.header_of(tensors)
+    header = edges.header_of(tensors, CPU)
     assert header.shape == (edges.HEADER,)
-    made = edges.empty_like(header.tolist())
+    made = edges.empty_like(header.tolist(), CPU)
     for one, other in zip(tensors, made, strict=True):
         assert (one.shape, one.dtype, one.requires_grad) == (other.shape, other.dtype, other.requires_grad)
 
@@ -67,4 +70,4 @@ def test_a_header_describes_what_follows() -> None:
 )
 def test_what_cannot_be_sent_is_refused(tensors: list[torch.Tensor], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        edges.header_of(tensors)
+        edges.header_of(tensors, CPU)

@@ -100,7 +100,7 @@ def make_groups(fake: FakeNccl | None = None, *, ranks: int = 2) -> Groups:
     groups.sockets = Lost()  # type: ignore[assignment]
     groups._store = HashStore()
     if fake is not None:
-        groups._nccl = fake.backend()
+        groups._nccl = {"": fake.backend()}
     return groups
 
 
@@ -110,7 +110,7 @@ class Waiting:
     def __init__(self, groups: Groups) -> None:
         self.outcome: list[BaseException | None] = []
         pending = groups.launch("allreduce", [torch.ones(1)])
-        assert not pending.on_gloo
+        assert pending.backend.on_gpu
         self._thread = threading.Thread(target=self._run, args=(groups, pending), daemon=True)
         self._thread.start()
 
@@ -234,7 +234,7 @@ def test_question_that_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPa
         return answer.wait()
 
     fake.works[0].is_completed = is_completed  # type: ignore[method-assign]
-    threading.Thread(target=groups._is_completed, args=(fake.works[0],), daemon=True).start()
+    threading.Thread(target=groups.is_completed, args=(fake.works[0],), daemon=True).start()
     assert asked.wait(SOON_S)
     groups.abort()
     assert fake.abort_began.wait(SOON_S)
@@ -609,7 +609,7 @@ def test_store_that_is_gone_is_an_abort(use: str) -> None:
     groups = make_groups()
     groups.close()
     with pytest.raises(Aborted):
-        groups._open_nccl() if use == "a communicator" else groups.open_among([0, 1], "part")
+        groups._open_nccl("", [0, 1]) if use == "a communicator" else groups.open_among([0, 1], "part")
 
 
 # --- a world of one ----------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_message_that_gloo_has_forgotten_is_the_lost_rank() -> None:
     groups.sockets = Lost(LOST)  # type: ignore[assignment]
     began_s = time.monotonic()
     with pytest.raises(PeerLost, match="does not") as caught:
-        groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
+        groups.wait([Pending(Forgotten(), Backend(None))])  # type: ignore[arg-type]
     assert caught.value.peer_rank == 0
     assert FORGOTTEN_S < time.monotonic() - began_s < FORGOTTEN_S + 5
 
@@ -196,7 +196,7 @@ def test_killed_worker_of_a_loader_is_no_failure_of_a_collective(
 
     def wait() -> None:
         threading.Timer(0.05, loader._workers[0].kill).start()
-        groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
+        groups.wait([Pending(Forgotten(), Backend(None))])  # type: ignore[arg-type]
 
     def start() -> None:
         groups.start(Backend(SimpleNamespace(allreduce=kill)), "allreduce")
@@ -246,7 +246,7 @@ def test_wait_lasts_as_long_as_every_connection_stands() -> None:
     groups.sockets = Lost()  # type: ignore[assignment]
     threading.Timer(FORGOTTEN_S + 1, groups.abort).start()
     with pytest.raises(Aborted):
-        groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
+        groups.wait([Pending(Forgotten(), Backend(None))])  # type: ignore[arg-type]
 
 
 def test_nothing_communicates_while_a_commit_is_applied() -> None:

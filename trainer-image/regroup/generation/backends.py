@@ -35,7 +35,9 @@ _closing: set[threading.Thread] = set()
 class Backend:
     """The one reference to a backend of torch, until `release`."""
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, *, on_gpu: bool = False) -> None:
+        """`on_gpu`: it is NCCL's, for tensors on a GPU."""
+        self.on_gpu = on_gpu
         self._raw = raw
         self._ends = False
         """`abort` or `end` was called."""

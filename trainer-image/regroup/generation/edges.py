@@ -4,6 +4,9 @@ An edge is two parts of the generation with two ranks each, one for each directi
 gloo's send can neither be cut into slices nor be relied on to end once the peer is gone (docs/design/adr/0038-pipelines.md). What
 one rank puts in comes out at the other in the same order, so nothing says which microbatch it is. Sending never waits.
 
+Between GPUs NCCL sends tensors, and gloo the headers before them. Gloo receives gradients as soon as they are expected. NCCL
+receives them when they are needed, because its kernel would occupy a part of the GPU until they come.
+
 Every wait is one of `Groups`: it ends with the generation, or when the peer's connection does.
 """
 
@@ -65,22 +68,22 @@ class Edges:
     def send(self, low: int, tensors: Sequence[torch.Tensor]) -> None:
         """Send the activations of one microbatch to the next stage. Raises UsageError for what cannot be sent."""
         part = self._part(low, ACTIVATIONS)
-        self._put(part, header_of(tensors))
+        self._put(part, header_of(tensors, part.device), control=True)
         for tensor in tensors:
             self._put(part, tensor)
 
     def expect(self, low: int) -> None:
         """The next activations of an edge will be received: let them come."""
         header = torch.empty(HEADER, dtype=torch.int64)
-        self._headers[low] = self._get(self._part(low, ACTIVATIONS), header), header
+        self._headers[low] = _get(self._part(low, ACTIVATIONS), header, control=True), header
 
     def receive(self, low: int) -> list[torch.Tensor]:
         """Return the activations that `expect` was called for: leaves that need a gradient where the sender's do. Blocks."""
         part = self._part(low, ACTIVATIONS)
         pending, header = self._headers.pop(low)
         part.wait([pending])
-        tensors = empty_like(header.tolist())
-        part.wait([self._get(part, one.detach()) for one in tensors if one.numel()])
+        tensors = empty_like(header.tolist(), part.device)
+        part.order([_get(part, one.detach()) for one in tensors if one.numel()])
         return tensors
 
     def send_gradients(self, low: int, gradients: Sequence[torch.Tensor]) -> None:
@@ -90,9 +93,8 @@ class Edges:
 
     def expect_gradients(self, low: int, outputs: Sequence[torch.Tensor]) -> "Coming":
         """Let the gradients of these activations come. In the order in which they were sent."""
-        part = self._part(low, GRADIENTS)
-        gradients = [torch.empty(one.shape, dtype=one.dtype) for one in outputs]
-        return Coming(part, [self._get(part, one) for one in gradients if one.numel()], gradients)
+        gradients = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in outputs]
+        return Coming(self._part(low, GRADIENTS), gradients)
 
     def finish(self) -> None:
         """Wait until everything has been sent. Raises what `Groups.wait` does."""
@@ -102,36 +104,38 @@ class Edges:
     def _part(self, low: int, way: str) -> Part:
         return self._groups.part(_name(low, way))
 
-    def _put(self, part: Part, tensor: torch.Tensor) -> None:
-        self._sent = [one for one in self._sent if not one[0].work.is_completed()]
+    def _put(self, part: Part, tensor: torch.Tensor, *, control: bool = False) -> None:
+        self._sent = [one for one in self._sent if not self._groups.is_completed(one[0].work)]
         if tensor.numel():
             tensor = tensor.detach().contiguous()
-            self._sent.append((part.launch("broadcast", [tensor], _from(part.rank)), tensor))
-
-    def _get(self, part: Part, tensor: torch.Tensor) -> Pending:
-        return part.launch("broadcast", [tensor], _from(1 - part.rank))
+            self._sent.append((part.launch("broadcast", [tensor], _from(part.rank), control=control), tensor))
 
 
 class Coming:
     """Gradients that are on their way."""
 
-    def __init__(self, part: Part, pending: Sequence[Pending], gradients: list[torch.Tensor]) -> None:
-        self._part, self._pending, self._gradients = part, pending, gradients
+    def __init__(self, part: Part, gradients: list[torch.Tensor]) -> None:
+        """`gradients`: what they are received into."""
+        self._part, self._gradients = part, gradients
+        self._pending = self._receive() if part.nccl is None else None
 
     def wait(self) -> list[torch.Tensor]:
-        """Return them. Blocks. Raises what `Groups.wait` does."""
-        self._part.wait(self._pending)
+        """Return them, for what this thread launches next on their device. Raises what `Groups.order` does."""
+        self._part.order(self._receive() if self._pending is None else self._pending)
         return self._gradients
 
+    def _receive(self) -> list[Pending]:
+        return [_get(self._part, one) for one in self._gradients if one.numel()]
 
-def header_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return what a receiver has to know of tensors. Raises UsageError for those that no header describes."""
+
+def header_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return what a receiver has to know of tensors on this process's device. Raises UsageError for those that no header describes."""
     numbers = [len(tensors)]
     for tensor in tensors:
-        if tensor.dtype not in _TYPES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if tensor.dtype not in _TYPES or tensor.device != device or tensor.layout != torch.strided:
             raise UsageError(
                 f"A stage of the pipeline returns a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; "
-                "only dense tensors of numbers in host memory can be sent to the next stage. Convert it there."
+                f"only dense tensors of numbers on the model's device ({device}) can be sent to the next stage. Convert it there."
             )
         numbers += [_TYPES.index(tensor.dtype), int(tensor.requires_grad), tensor.ndim, *tensor.shape]
     if len(numbers) > HEADER:
@@ -143,15 +147,20 @@ def header_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)
 
 
-def empty_like(header: Sequence[int]) -> list[torch.Tensor]:
+def empty_like(header: Sequence[int], device: torch.device) -> list[torch.Tensor]:
     """Return tensors without values as a header describes them."""
     tensors, at = [], 1
     for _ in range(header[0]):
         kind, needs_gradient, ndim = header[at : at + 3]
         shape = tuple(header[at + 3 : at + 3 + ndim])
-        tensors.append(torch.empty(shape, dtype=_TYPES[kind]).requires_grad_(bool(needs_gradient)))
+        empty = torch.empty(shape, dtype=_TYPES[kind], device=device)
+        tensors.append(empty.requires_grad_(bool(needs_gradient)))
         at += 3 + ndim
     return tensors
+
+
+def _get(part: Part, tensor: torch.Tensor, *, control: bool = False) -> Pending:
+    return part.launch("broadcast", [tensor], _from(1 - part.rank), control=control)
 
 
 def _from(root: int) -> Any:

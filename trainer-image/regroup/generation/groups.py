@@ -34,6 +34,8 @@ from .peers import Peers
 from .sockets import Sockets, device_alone
 
 T = TypeVar("T")
+_ALL = ""
+"""Name of all ranks among those of parts."""
 _FOREVER = timedelta(days=30)
 """No collective times out: membership ends a group, never a clock (design, rule 1 of three)."""
 _CONNECT = timedelta(seconds=10)
@@ -57,7 +59,7 @@ class Pending(NamedTuple):
     """A collective that has been started."""
 
     work: Work
-    on_gloo: bool
+    backend: Backend
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Groups:
         self._server: _Server | None = None
         """Of the store, where it is this process."""
         self._gloo: Backend | None = None
-        self._nccl: Backend | None = None
+        self._nccl: dict[str, Backend] = {}
+        """Where tensors are on a GPU, NCCL's communicator of each part by its name, and that of all ranks (_ALL)."""
         self._world: Any = None
         self._wanted = dict(parts or {})
         self._parts: dict[str, Part] = {}
@@ -143,28 +146,35 @@ class Groups:
     def connect(self) -> None:
         """Connect the GPUs, where the model is on one. Blocks until those of every rank are; all ranks call it after `form`.
 
-        A world of one has nobody to connect to. If the script calls a collective on its GPU, torch makes a communicator then.
+        Each part of the generation gets a communicator of its own. A world or a part of one rank has nobody to connect to: if a
+        collective is called there on the GPU, torch makes a communicator then.
         Raises as `form` does; PeerLost also after `nccl.CONNECT_S`, twice where the ends of older communicators are waited for.
         """
-        if self.device.type != "cuda":
+        if not nccl.serves(self.device):
             return
         nccl.prepare()
-        if self.world_size == 1:
-            self._open_nccl()
-        else:
-            self._apart("connect", self._connect, timeout_s=2.0 * nccl.CONNECT_S)
+        members = {_ALL: tuple(range(self.world_size))} | {name: part.ranks for name, part in self._parts.items()}
+        alone = {name: ranks for name, ranks in members.items() if len(ranks) == 1}
+        for name, ranks in alone.items():
+            self._open_nccl(name, ranks)
+        together = {name: ranks for name, ranks in members.items() if len(ranks) > 1}
+        if together:
+            self._apart("connect", lambda: self._connect(together), timeout_s=2.0 * nccl.CONNECT_S)
 
-    def _connect(self) -> None:
-        wait_ended(nccl.most_ending(os.environ))
+    def _connect(self, members: Mapping[str, Sequence[int]]) -> None:
+        # One after the other, in one order of names on all ranks: so no two ranks wait for each other in different ones.
+        wait_ended(nccl.most_ending(os.environ) * len(members))
         self._check_aborted()
         tensor = nccl.first_tensor(self.device)
-        nccl.connect(self._open_nccl(), tensor, self._is_completed)
+        for name, ranks in members.items():
+            nccl.connect(self._open_nccl(name, ranks), tensor, self.is_completed)
 
-    def _open_nccl(self) -> Backend:
-        backend = nccl.open_backend(self._keys("nccl"), self.rank, self.world_size)
+    def _open_nccl(self, name: str, ranks: Sequence[int]) -> Backend:
+        keys = self._keys(f"nccl/{name}/{ranks[0]}")
+        backend = nccl.open_backend(keys, ranks.index(self.rank), len(ranks))
         with self._lock:
             if not self._aborted:
-                self._nccl = backend
+                self._nccl[name] = backend
                 return backend
         let_go(backend.release(), [])  # `abort` came too early to reach it
         raise Aborted("interrupted")
@@ -260,7 +270,7 @@ class Groups:
         return Gathering(document, tuple(arrivals))
 
     def _open_part(self, name: str, ranks: tuple[int, ...]) -> "Part":
-        return Part(self, ranks, self.open_among(ranks, f"part/{name}/{ranks[0]}")[0])
+        return Part(self, name, ranks, self.open_among(ranks, f"part/{name}/{ranks[0]}")[0])
 
     def open_among(self, ranks: Sequence[int], name: str) -> tuple[Backend, Any]:
         """Return a gloo backend among some of the ranks, this one among them, and the keys of the store that are theirs.
@@ -351,7 +361,11 @@ class Groups:
     @property
     def nccl(self) -> Backend | None:
         """The backend for tensors on the model's device; None where that is the CPU. In a world of one it is not connected."""
-        return self._nccl
+        return self.nccl_of(_ALL)
+
+    def nccl_of(self, part: str) -> Backend | None:
+        """Return what `nccl` is, of a part."""
+        return self._nccl.get(part)
 
     def part(self, name: str) -> "Part":
         """Return the ranks that were named when the generation formed."""
@@ -372,8 +386,8 @@ class Groups:
         if self._world is None:
             group = ProcessGroup(self._keys("world"), self.rank, self.world_size)
             self.control.serve(group, "cpu", ProcessGroup.BackendType.GLOO)
-            if self._nccl is not None:
-                self._nccl.serve(group, "cuda", ProcessGroup.BackendType.NCCL)
+            if self.nccl is not None:
+                self.nccl.serve(group, "cuda", ProcessGroup.BackendType.NCCL)
             self._world = group
         return self._world
 
@@ -385,9 +399,21 @@ class Groups:
             for one in pending:
                 self._wait(one)
             for work in list(self._on_device.values()):  # a step that was thrown away waits for none of its own
-                if self._is_completed(work):
+                if self.is_completed(work):
                     self._on_device.pop(id(work), None)
         self.check()
+
+    def order(self, pending: Sequence["Pending"]) -> None:
+        """Have what this thread launches next see the results of collectives: on a GPU without a wait of the host, else by `wait`.
+
+        That they have succeeded is known after a later `wait` only. Raises as `wait` does.
+        """
+        for one in pending:
+            if one.backend.on_gpu:
+                self.check()
+                with collective(self.failed):
+                    nccl.order(one.work)
+        self.wait([one for one in pending if not one.backend.on_gpu])
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -403,18 +429,18 @@ class Groups:
         # In slices. gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter would wait
         # for ever. The end of a slice changes nothing about the collective, and raises, too. On a GPU, NCCL may notice a lost
         # rank late or never, and its abort may not end.
-        work, on_gloo = pending
+        work, backend = pending
         pauses = nccl.pauses()
         lost_since_s: float | None = None
         looked_s = time.monotonic()
-        while not self._is_completed(work):
-            if on_gloo:
+        while not self.is_completed(work):
+            if backend.on_gpu:
+                time.sleep(next(pauses))
+            else:
                 try:
                     work.wait(_SLICE)
                 except RuntimeError as error:
                     pass_others_on(error)
-            else:
-                time.sleep(next(pauses))
             now_s = time.monotonic()
             if now_s - looked_s < _SLICE.total_seconds():
                 continue
@@ -424,16 +450,16 @@ class Groups:
                 lost_since_s = None
             elif lost_since_s is None:
                 lost_since_s = now_s
-            elif now_s - lost_since_s > FORGOTTEN_S and not self._is_completed(work):
+            elif now_s - lost_since_s > FORGOTTEN_S and not self.is_completed(work):
                 raise RuntimeError("A connection to another rank ended, and the collective does not.")
-        if on_gloo:
+        if not backend.on_gpu:
             work.wait()
             return
-        assert self._nccl is not None
-        nccl.finish(self._nccl, work)
+        nccl.finish(backend, work)
         self._on_device.pop(id(work), None)
 
-    def _is_completed(self, work: Work) -> bool:
+    def is_completed(self, work: Work) -> bool:
+        """Return whether a collective has ended. Raises Aborted."""
         # NCCL's abort waits for this lock. From there on a work on a GPU is not asked: the question would wait for the abort's end,
         # and perhaps hold the interpreter.
         with self._asking:
@@ -443,18 +469,18 @@ class Groups:
     def launch(self, method: str, *arguments: Any, control: bool = False) -> "Pending":
         """Start a collective of the backend by its name, for `wait`. Raises what `failed` says when it cannot start."""
         self.check_use()
-        return self.start(self.control if control or self._nccl is None else self._nccl, method, *arguments)
+        return self.start(self.control if control or self.nccl is None else self.nccl, method, *arguments)
 
     def start(self, backend: Backend, method: str, *arguments: Any) -> "Pending":
         """Start a collective on one of this generation's backends, for `wait`. Raises what `failed` says when it cannot start."""
         self.check_use()
-        if backend is self._nccl:
+        if backend.on_gpu:
             nccl.with_work(arguments)
         with collective(self.failed):
             work = backend.launch(method, *arguments)
-        if backend is self._nccl:
+        if backend.on_gpu:
             self._on_device[id(work)] = work
-        return Pending(work, backend is not self._nccl)
+        return Pending(work, backend)
 
     def check(self) -> None:
         """Raise Aborted once the groups have been aborted."""
@@ -501,34 +527,36 @@ class Groups:
             if self._aborted:
                 return
             self._aborted = True
-            # Within the lock: `close`, in the thread that sees the flag, must find the backend handed over, or nothing aborts it.
-            if self._nccl is not None:
-                self._nccl.abort(self._asking, keep=self._on_device)
+            # Within the lock: `close`, in the thread that sees the flag, must find a backend handed over, or nothing aborts it. All of
+            # them at once: an abort frees memory of the GPU, and waits there for collectives of the others.
+            for backend in self._nccl.values():
+                backend.abort(self._asking, keep=self._on_device)
         self.sockets.shut_down()
         self._done.set()
 
     def end_in_order(self) -> None:
-        """End the GPUs' communicator beside what follows, without an abort. All ranks call it after one step, and `close` later.
+        """End the GPUs' communicators beside what follows, without an abort. All ranks call it after one step, and `close` later.
 
-        Where a collective may still run, or a rank was lost, this does nothing, and `close` aborts the communicator. Nor does it
-        after an abort.
+        Where a collective may still run, or a rank was lost, this does nothing, and `close` aborts them. Nor does it after an
+        abort.
         """
         is_whole = self.sockets.lost() is None
         with self._lock:
-            if is_whole and self._nccl is not None and not self._on_device:
-                self._nccl.end()
+            if is_whole and not self._on_device:
+                for backend in self._nccl.values():
+                    backend.end()
 
     def close(self) -> None:
         """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`backends`)."""
         self.abort()
         held: list[Any] = [self._store, self._server]
         parts = [part.backend for part in self._parts.values()]
-        for backend in (self._nccl, self._gloo, *parts, *(gloo for _, gloo in self._teams)):
+        for backend in (*self._nccl.values(), self._gloo, *parts, *(gloo for _, gloo in self._teams)):
             if backend is not None:
                 held += backend.release()
         let_go(held, [group for group in (self._world, *(group for group, _ in self._teams)) if group is not None])
-        self._world = self._nccl = self._gloo = self._store = self._server = None
-        self._parts, self._teams = {}, []
+        self._world = self._gloo = self._store = self._server = None
+        self._nccl, self._parts, self._teams = {}, {}, []
 
     def keep(self, group: Any, backend: Backend) -> None:
         """Let go of a team's together with the groups."""
@@ -551,9 +579,11 @@ class Part:
     other parts. It ends with the generation's groups."""
 
     groups: Groups
+    name: str
     ranks: tuple[int, ...]
     """Of the generation, in the order of the part's own."""
     backend: Backend
+    """gloo."""
 
     @property
     def rank(self) -> int:
@@ -570,10 +600,20 @@ class Part:
         """See Groups."""
         return self.groups.device
 
-    def launch(self, method: str, *arguments: Any, control: bool = False) -> Pending:  # noqa: ARG002
+    @property
+    def nccl(self) -> Backend | None:
         """See Groups."""
-        return self.groups.start(self.backend, method, *arguments)
+        return self.groups.nccl_of(self.name)
+
+    def launch(self, method: str, *arguments: Any, control: bool = False) -> Pending:
+        """See Groups."""
+        nccl_ = self.nccl
+        return self.groups.start(self.backend if control or nccl_ is None else nccl_, method, *arguments)
 
     def wait(self, pending: Sequence[Pending]) -> None:
         """See Groups."""
         self.groups.wait(pending)
+
+    def order(self, pending: Sequence[Pending]) -> None:
+        """See Groups."""
+        self.groups.order(pending)

@@ -8,7 +8,7 @@ Until the first generation the target is nobody: a script builds its model alone
 Waits are those of `Groups`: they end when the generation does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from torch._C._distributed_c10d import (
 
 from regroup.errors import GenerationChanged, UsageError
 
+from . import nccl
 from .backends import Backend
-from .groups import Groups, Pending, open_gloo
+from .groups import Groups, Part, Pending, open_gloo
 from .origins import collective
 from .sockets import device_alone
 
@@ -72,35 +73,56 @@ class LivingGroup(ProcessGroup):
         self._groups: Groups | None = None
         self._target = self._nobody()
 
+        self._on_gpu: Any = None
+        """The target for tensors on a GPU, where there is one."""
+        self._gloo: Any = None
+        self._nccl: Any = None
+        """The targets' backends, in a generation."""
+
     @property
     def is_offline(self) -> bool:
         """No generation has been bound yet: there is nobody to communicate with."""
         return self._groups is None
 
-    def bind(self, groups: Groups, backend: Backend) -> None:
+    def bind(self, groups: Groups, part: Part) -> None:
         """Use this generation's connections from now on. They are the generation's to let go."""
-        target = ProcessGroup(HashStore(), self._at, len(self.ranks))
-        backend.serve(target, "cpu", ProcessGroup.BackendType.GLOO)
-        groups.keep(target, backend)  # the backend of a part: released with it
-        self._target, self._groups = target, groups
+        self._target = self._serve("cpu", part.backend, groups)
+        self._on_gpu = None if part.nccl is None else self._serve("cuda", part.nccl, groups)
+        self._gloo, self._nccl, self._groups = part.backend, part.nccl, groups
 
-    def bind_alone(self) -> None:
-        """Plain `python`: a group of one, for good."""
-        target = ProcessGroup(HashStore(), 0, 1)
-        alone = open_gloo(HashStore(), 0, 1, device_alone())
-        alone.serve(target, "cpu", ProcessGroup.BackendType.GLOO)
-        self._target = target
+    def bind_alone(self, device: torch.device) -> None:
+        """Plain `python` on a device: a group of one, for good."""
+        self._target = self._serve("cpu", open_gloo(HashStore(), 0, 1, device_alone()))
+        if nccl.serves(device):
+            self._on_gpu = self._serve("cuda", nccl.open_backend(HashStore(), 0, 1))
+
+    def _serve(self, device_type: str, backend: Backend, groups: Groups | None = None) -> Any:
+        target = ProcessGroup(HashStore(), self._at, len(self.ranks))
+        kind = ProcessGroup.BackendType
+        backend.serve(target, device_type, kind.NCCL if backend.on_gpu else kind.GLOO)
+        if groups is not None:
+            groups.keep(target, backend)  # a part's backend: released with it
+        return target
 
     def call(self, kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Start a collective on the target; return torch's Work."""
-        groups = self._groups
+        groups, target = self._groups, self._target_for(arguments)
         if groups is None:
-            return getattr(self._target, kind)(*arguments, **options)
+            return getattr(target, kind)(*arguments, **options)
         groups.check_use()
         check_together()
+        on_gpu = target is self._on_gpu
+        if on_gpu:
+            nccl.with_work((*arguments, *options.values()))
         with collective(groups.failed):
-            work = getattr(self._target, kind)(*arguments, **options)
-        return work if kind in _WHOLE else _Sliced(work, groups)
+            work = getattr(target, kind)(*arguments, **options)
+        if on_gpu:
+            return _Ordered(work, groups, self._nccl)
+        return work if kind in _WHOLE else _Sliced(work, groups, self._gloo)
+
+    def scatters(self, arguments: Sequence[Any]) -> bool:
+        """Return whether the backend for these tensors has a reduce-scatter of its own."""
+        return self._on_gpu is not None and self._target_for(arguments) is self._on_gpu
 
     def sum_and_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], operation: Any) -> Any:
         """Reduce each input over the group, and put this rank's part of it into its output; return torch's Work.
@@ -116,10 +138,17 @@ class LivingGroup(ProcessGroup):
         parts = [(out, whole.view(size, -1)[self._at]) for out, whole in zip(outputs, wholes)]
         return _Scattered(works, parts)
 
+    def _target_for(self, arguments: Sequence[Any]) -> Any:
+        if self._on_gpu is None:
+            return self._target
+        device = _first_device(arguments)
+        return self._target if device is None or not nccl.serves(device) else self._on_gpu
+
     def _nobody(self) -> Any:
         target = ProcessGroup(HashStore(), self._at, len(self.ranks))
         backend = FakeProcessGroup._create_internal(self._at, len(self.ranks))
-        target._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
+        for device_type in ("cpu", "cuda"):
+            target._register_backend(torch.device(device_type), ProcessGroup.BackendType.GLOO, backend)
         target._set_default_backend(ProcessGroup.BackendType.GLOO)
         return target
 
@@ -137,7 +166,10 @@ class LivingGroup(ProcessGroup):
         return NAME
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self._target._get_backend(device)
+        return self._target_for([device])._get_backend(device)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._target_for([device])._start_coalescing(device)
 
     def getGroupName(self) -> str:
         return self._name
@@ -174,52 +206,75 @@ def _delegate(kind: str) -> Any:
     return call
 
 
-def _scatter(self: LivingGroup, output: Any, whole: Any, options: Any = None) -> Any:
-    return self.sum_and_scatter([output], [whole], _operation(options))
+def _scatter(kind: str, wholes_of: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
+    """`wholes_of`: returns lists of outputs and of what is summed for them, of the arguments of a collective of this name."""
+
+    def call(self: LivingGroup, outputs: Any, inputs: Any, options: Any = None) -> Any:
+        if self.scatters((outputs,)):
+            return self.call(kind, (outputs, inputs) if options is None else (outputs, inputs, options), {})
+        return self.sum_and_scatter(*wholes_of(outputs, inputs), _operation(options))
+
+    return call
 
 
-def _scatter_together(self: LivingGroup, outputs: Any, wholes: Any, options: Any = None) -> Any:
-    return self.sum_and_scatter(outputs, wholes, _operation(options))
-
-
-def _scatter_lists(self: LivingGroup, outputs: Any, lists: Any, options: Any = None) -> Any:
-    wholes = [torch.cat([part.reshape(-1) for part in parts]) for parts in lists]
-    return self.sum_and_scatter(outputs, wholes, _operation(options))
+def _first_device(values: Sequence[Any]) -> torch.device | None:
+    for value in values:
+        found = _first_device(value) if isinstance(value, (list, tuple)) else getattr(value, "device", value)
+        if isinstance(found, torch.device):
+            return found
+    return None
 
 
 def _operation(options: Any) -> Any:
     return ReduceOp.SUM if options is None else options.reduceOp
 
 
-for _kind in (*_SLICED, *_WHOLE):
+for _kind in (*_SLICED, *_WHOLE, "_end_coalescing"):
     setattr(LivingGroup, _kind, _delegate(_kind))
 for _kind in _SCATTERED:
-    setattr(LivingGroup, _kind, _scatter)
+    setattr(LivingGroup, _kind, _scatter(_kind, lambda output, whole: ([output], [whole])))
 for _kind in _SCATTERED_TOGETHER:
-    setattr(LivingGroup, _kind, _scatter_together)
-LivingGroup.reduce_scatter = _scatter_lists  # type: ignore[method-assign, assignment]
+    setattr(LivingGroup, _kind, _scatter(_kind, lambda outputs, wholes: (outputs, wholes)))
+_kind = "reduce_scatter"
+setattr(
+    LivingGroup, _kind,
+    _scatter(_kind, lambda outputs, lists: (outputs, [torch.cat([one.reshape(-1) for one in parts]) for parts in lists])),
+)  # fmt: skip
 
 
 class _Sliced(Work):
     """A collective whose wait ends with its generation."""
 
-    def __init__(self, work: Any, groups: Groups) -> None:
+    def __init__(self, work: Any, groups: Groups, backend: Backend) -> None:
         super().__init__()
-        self._work, self._groups = work, groups
+        self._work, self._groups, self._backend = work, groups, backend
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002
         """Wait for it. Raises what `Groups.wait` does. No clock ends it: membership does."""
-        self._groups.wait([Pending(self._work, on_gloo=True)])
+        self._groups.wait([Pending(self._work, self._backend)])
         return True
 
     def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+        return self._groups.is_completed(self._work)
 
     def get_future(self) -> Any:
         return self._work.get_future()
 
     def exception(self) -> Any:
         return self._work.exception()
+
+
+class _Ordered(_Sliced):
+    """A collective on the GPU. Its wait is one of the GPU, as torch's own: the host goes on.
+
+    Whether it has succeeded is known at the commit. A rank sends its row once the sums over the copies have ended, which come after
+    it. An abort that ends it early ends that wait, too (docs/design/adr/0029-parts-of-a-model.md).
+    """
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002
+        """Have the current stream wait for it. Raises what `Groups.order` does."""
+        self._groups.order([Pending(self._work, self._backend)])
+        return True
 
 
 class _Scattered(Work):
@@ -312,7 +367,7 @@ def bind(groups: Groups) -> None:
     """A generation stands: each group uses the connections that it has opened for it (`Groups.part`)."""
     global _bound_to
     for group in living():
-        group.bind(groups, groups.part(group.living_name).backend)
+        group.bind(groups, groups.part(group.living_name))
     _bound_to = groups
     refuse(False)
 
@@ -329,7 +384,7 @@ def check_together() -> None:
         raise Apart("Another process of this model group does not take part in this block.")
 
 
-def bind_alone() -> None:
-    """Plain `python`: each group has one rank."""
+def bind_alone(device: torch.device) -> None:
+    """Plain `python` on a device: each group has one rank."""
     for group in living():
-        group.bind_alone()
+        group.bind_alone(device)

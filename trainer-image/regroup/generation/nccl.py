@@ -89,13 +89,18 @@ def prepare() -> None:
     os.environ.update(found.environment)
 
 
+def serves(device: torch.device) -> bool:
+    """Return whether tensors on this device are NCCL's."""
+    return device.type == "cuda"
+
+
 def open_backend(store: Any, rank: int, size: int) -> Backend:
     """Return a backend that is not connected. No collective of it times out: membership ends it."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
     options._timeout = _FOREVER
-    return Backend(ProcessGroupNCCL(store, rank, size, options))
+    return Backend(ProcessGroupNCCL(store, rank, size, options), on_gpu=True)
 
 
 def first_tensor(device: torch.device) -> torch.Tensor:
@@ -148,4 +153,9 @@ def finish(backend: Backend, work: Work) -> None:
     said = backend.launch("get_error")
     if said != ErrorType.SUCCESS:
         raise torch.distributed.DistBackendError(f"NCCL reports {said.name}.")
+    order(work)
+
+
+def order(work: Work) -> None:
+    """Have what is launched next on the current stream see the result of a collective. Does not wait for it."""
     work.block_current_stream()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
+from . import nccl
 from .backends import Backend
 from .groups import Groups
 
@@ -36,7 +37,7 @@ class Team:
         if self.world_size == 1:
             self.groups.check_use()
             return
-        backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
+        backend = self.nccl if nccl.serves(tensor.device) and self.nccl is not None else self.gloo
         self.groups.wait([self.groups.start(backend, "allreduce", [tensor])])
 
 

@@ -14,6 +14,7 @@ import torch
 from regroup.checkpoint import tree as trees
 from regroup.state.training import CommitRecord
 
+from . import nccl
 from .groups import Groups, Part
 
 CHUNK_BYTES = 32 << 20
@@ -166,7 +167,7 @@ def _broadcast(groups: Groups | Part, tensor: torch.Tensor, source: int) -> None
 
 
 def _is_on_device(groups: Groups | Part, tensor: torch.Tensor) -> bool:
-    return tensor.device == groups.device and groups.device.type != "cpu"
+    return tensor.device == groups.device and nccl.serves(groups.device)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
