@@ -4,6 +4,7 @@ What a process sees of NCCL is as it was seen on a GPU:
 - A backend is not connected when it is made; its first collective connects it.
 - A collective on which another one depends is not waited for by the host (`order`). Where a rank has died it does not end, and
   does not raise. An abort ends it, and leaves anything in its tensors.
+- An optimizer steps the parameters of a group together, where the script does not say otherwise.
 - Whoever asks whether a collective has ended gets an answer at once; its error is found afterwards (`finish`).
 
 `install` is called before `regroup.mesh()` and the session.
@@ -109,3 +110,5 @@ def install() -> None:
     }
     for name, value in replaced.items():
         setattr(nccl, name, value)
+    optimizers: Any = torch.optim.optimizer
+    optimizers._get_foreach_kernels_supported_devices = lambda: ["cpu"]

@@ -33,7 +33,7 @@ def inner() -> int:
     return _inner
 
 
-def mesh(*, device: torch.device | str | None = None, **sizes: int) -> Any:
+def mesh(*, device: Any = None, **sizes: int) -> Any:
     """Return the DeviceMesh of this process's model group: `mesh = regroup.mesh(shard=2, tensor=2)`, outermost dimension first.
 
     Call it once, before the model is built. shard: ranks that compute different samples and split the parameters (FSDP2); tensor:

@@ -585,9 +585,9 @@ def test_connect_that_comes_too_late_is_aborted_and_no_error_of_torch(
     groups = make_groups()
     connect = groups._connect
 
-    def late() -> None:
+    def late(members: Any) -> None:
         try:
-            connect()
+            connect(members)
         except BaseException as error:
             outcome.append(error)
             raise

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regroup.checkpoint.tree import pack
-from regroup.generation import transfer
+from regroup.generation import nccl, transfer
 from regroup.protocol.state import StatePair
 from regroup.state.training import CommitRecord
 from tests.unit.parallel.fake_device import DEVICE, FakeDevice
@@ -82,6 +82,7 @@ def test_what_is_on_the_gpu_never_passes_through_host_memory(
     wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(nccl, "serves", lambda device: device == DEVICE)
     with FakeDevice() as device:
         tree = on_device()
         fresh = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in tree["model"].items()}
@@ -112,7 +113,7 @@ def test_who_holds_a_state_keeps_it_until_the_last_byte_is_there(
     assert wire == []
 
 
-def test_each_tensor_goes_by_the_backend_of_its_device() -> None:
+def test_each_tensor_goes_by_the_backend_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, bool]] = []
 
     def launch(_method: str, tensors: list[torch.Tensor], _options: Any, *, control: bool) -> None:
@@ -120,6 +121,7 @@ def test_each_tensor_goes_by_the_backend_of_its_device() -> None:
 
     groups = rank(0, DEVICE)
     groups.launch, groups.wait = launch, lambda _pending: None
+    monkeypatch.setattr(nccl, "serves", lambda device: device == DEVICE)
     with FakeDevice():
         transfer.send(groups, pack(on_device()), "00ff")
     assert sent == [("cpu", True)] * 3 + [("meta", False)]  # two of the description, host memory, GPU

@@ -129,7 +129,7 @@ class Coming:
 
 
 def header_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return what a receiver has to know of tensors on this process's device. Raises UsageError for those that no header describes."""
+    """Return what a receiver has to know of tensors on the model's device. Raises UsageError for those that no header describes."""
     numbers = [len(tensors)]
     for tensor in tensors:
         if tensor.dtype not in _TYPES or tensor.device != device or tensor.layout != torch.strided:

@@ -527,8 +527,8 @@ class Groups:
             if self._aborted:
                 return
             self._aborted = True
-            # Within the lock: `close`, in the thread that sees the flag, must find a backend handed over, or nothing aborts it. All of
-            # them at once: an abort frees memory of the GPU, and waits there for collectives of the others.
+            # Within the lock: `close`, in the thread that sees the flag, must find a backend handed over, or nothing aborts it. All
+            # of them at once: an abort frees memory of the GPU, and waits there for collectives of the others.
             for backend in self._nccl.values():
                 backend.abort(self._asking, keep=self._on_device)
         self.sockets.shut_down()

@@ -31,6 +31,7 @@ from .placement import Place, place_of
 from .powersgd import LowRank
 from .ring import Ring
 from .strategy import Guarantees, Share, Word
+from .streams import Streams
 
 PARCEL_BYTES = 256 << 10
 """Of all ranks together. Up to this a gather and a sum by each rank are faster than an all-reduce beside the rows."""
@@ -63,6 +64,7 @@ class DataParallel:
         self.guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=self._layout.size == 1)
         places = {name: place_of(name, one, self._layout, inner) for name, one in model.named_parameters()}
         self._gradients = Gradients(model, self._filled, places if self._layout.size > 1 else None)
+        self._streams = Streams(self._gradients.buckets[0].flat.device)
         self._hook = make_hook(described)
         if self._layout.size > 1 and (type(self._hook) is not Plain or described.uneven):
             raise UsageError(f"{described} does not work with regroup.mesh() so far. Leave one of them out.")
@@ -141,6 +143,7 @@ class DataParallel:
         self._armed, self._num_sent, self._late, self._agreed = False, 0, {}, None
         self._own, self._is_measured = [], True
         self._gradients.begin()
+        self._streams.begin()
         self._hook.begin_step()
         if self._layout.size > 1:
             # A forward without a backward (an evaluation) leaves parameters gathered. On some ranks of a group only, where others
@@ -393,6 +396,7 @@ class DataParallel:
         if not self._armed:
             return
         buckets = self._gradients.buckets
+        self._streams.note()
         self._open[bucket.number].discard(index)
         # In one order on every rank, whatever order autograd takes: collectives must match.
         while self._num_sent < len(buckets) and not self._open[self._num_sent]:
@@ -400,14 +404,15 @@ class DataParallel:
 
     def _send(self, bucket: Bucket) -> None:
         assert self._groups is not None
-        self._gradients.collect(bucket)
-        self._measure(bucket)
-        for parameter in bucket.parameters:
-            parameter.grad = None
-        among = self._among[bucket.place.along]
-        if among.world_size > 1:
-            step = self._step if self._upcoming is None else self._upcoming
-            self._works.append(self._hook.send(among, bucket, step))
+        with self._streams.joined():
+            self._gradients.collect(bucket)
+            self._measure(bucket)
+            for parameter in bucket.parameters:
+                parameter.grad = None
+            among = self._among[bucket.place.along]
+            if among.world_size > 1:
+                step = self._step if self._upcoming is None else self._upcoming
+                self._works.append(self._hook.send(among, bucket, step))
         self._num_sent += 1
 
     def _measure(self, bucket: Bucket) -> None:

@@ -32,7 +32,7 @@ class Together:
     def step(self) -> None:
         """Step each."""
         for optimizer in self.optimizers:
-            optimizer.step()
+            step(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each by its number."""
@@ -62,6 +62,31 @@ def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
                         "steps, too. Give each parameter to one of them."
                     )
     return Together(optimizer)
+
+
+def step(optimizer: Any) -> None:
+    """Step one of the script's own optimizers.
+
+    torch steps the parameters of a group together on a GPU, and cannot where they are split over different meshes, or only some of
+    them are. Such a group is stepped parameter by parameter, unless the script has set `foreach` or `fused` itself.
+    """
+    groups = [
+        group
+        for group in getattr(optimizer, "param_groups", ())
+        if "foreach" in group and group["foreach"] is None and not group.get("fused") and _is_mixed(group["params"])
+    ]
+    for group in groups:
+        group["foreach"] = False
+    try:
+        optimizer.step()
+    finally:
+        for group in groups:
+            group["foreach"] = None
+
+
+def _is_mixed(parameters: Sequence[Any]) -> bool:
+    meshes = {one.device_mesh if is_split(one) else None for one in parameters}
+    return len(meshes) > 1
 
 
 def load_exactly(optimizer: Any, state: Any) -> None:

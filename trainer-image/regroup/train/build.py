@@ -67,14 +67,14 @@ def check_compiler(device: torch.device) -> None:
         raise ConfigError(f"compile (true) needs a {wanted}, and none is found. Install one, or write compile: false.")
 
 
-def mesh_of(settings: Config) -> Any:
+def mesh_of(settings: Config, device: torch.device) -> Any:
     """Return the DeviceMesh of this process's model group; None: it has all of the model. Called once, before the model is built.
     Raises ConfigError for a mesh that does not fit the workers."""
     sizes = settings.mesh.sizes if settings.mesh is not None else {}
     if not sizes:
         return None
     try:
-        return regroup.mesh(**sizes)
+        return regroup.mesh(device=device, **sizes)
     except UsageError as error:
         raise ConfigError(str(error)) from None
 
@@ -140,8 +140,9 @@ def cut(model: Row, settings: Config) -> torch.nn.Module:
     """Return this process's stages of a pipeline. Forward is called by the session, module by module: precision goes into each.
     Raises ConfigError."""
     assert settings.mesh is not None
+    device_type = next(model.parameters()).device.type
     for module in model:
-        module.forward = in_precision(module.forward, settings.precision)
+        module.forward = in_precision(module.forward, settings.precision, device_type)
     try:
         # A pipeline takes a row without a forward of its own: nothing calls it as a whole.
         row = torch.nn.Sequential(OrderedDict(zip(model._modules, model)))
@@ -150,13 +151,13 @@ def cut(model: Row, settings: Config) -> torch.nn.Module:
         raise ConfigError(str(error)) from None
 
 
-def in_precision(forward: Callable[..., Any], precision: str) -> Callable[..., Any]:
-    """Return a function that computes in this precision, on CPUs."""
+def in_precision(forward: Callable[..., Any], precision: str, device_type: str) -> Callable[..., Any]:
+    """Return a function that computes in this precision."""
     if precision == "float32":
         return forward
 
     def run(*inputs: Any) -> Any:
-        with torch.autocast("cpu", DTYPES[precision]):
+        with torch.autocast(device_type, DTYPES[precision]):
             return forward(*inputs)
 
     return run

@@ -30,7 +30,7 @@ def train(config: Config) -> None:
     device = build.device_of(config.device)
     if config.compile:
         build.check_compiler(device)
-    mesh = build.mesh_of(config)
+    mesh = build.mesh_of(config, device)
     torch.manual_seed(config.seed)  # every process of a mesh builds the same model, and keeps its part
     task = tasks.build(config.task)
     task.model.to(device)

@@ -33,7 +33,7 @@ from regroup.parallel.pipeline import Pipeline, Work, run
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
-from regroup.state.optimizers import parts_of
+from regroup.state.optimizers import parts_of, step
 from regroup.state.rates import ScaledRates
 from regroup.state.training import CommitRecord, TrainingState
 
@@ -392,7 +392,7 @@ class Committer:
             for optimizer in optimizers:
                 # Not by scaler.step(), which would ask the device for each optimizer what `skipped` says.
                 if scaler is None or (not skipped and _has_gradient(optimizer)):
-                    optimizer.step()
+                    step(optimizer)
             if scaler is not None and any(map(_has_gradient, optimizers)):
                 scaler.update()
             if self._rates is not None:
