@@ -19,6 +19,10 @@ help: ## Explain every target
 
 # --- the two commands of the README ---------------------------------------------------------------------------------
 
+.PHONY: run
+run: .venv/.run-synced ## Train a sample with three local workers and kill one on the way: under two minutes, no root, no cluster
+	@$(PY) -m demo.local
+
 .PHONY: demo
 demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained model (root; KEEP=1 leaves the cluster running)
 	@$(PY) -m demo $(if $(KEEP),--keep)
@@ -126,6 +130,12 @@ generate: venv ## Generate the CRD, its copy in the chart, the plain install, th
 fix: venv ## Fix style automatically
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+# What `make run` needs. `make venv` has it, too.
+.venv/.run-synced: pyproject.toml uv.lock | $(UV)
+	@if [ -e .venv/.synced ]; then $(MAKE) --no-print-directory venv; else \
+	  $(UV) sync --frozen --no-default-groups --group newest-torch --group sample --extra operator --extra trainer; fi
+	@touch $@
 
 .PHONY: venv
 venv: .venv/.synced ## Install every locked package into .venv

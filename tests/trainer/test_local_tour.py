@@ -1,0 +1,13 @@
+"""`make run`, with real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_tour_without_a_cluster_kills_a_worker_and_ends_well() -> None:
+    done = subprocess.run([sys.executable, "-m", "demo.local"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "with a copy of their state" in done.stdout
+    assert done.stdout.index(">>> kill -9") < done.stdout.index("held-out accuracy")
