@@ -24,6 +24,7 @@ from harness.traced_job import Process
 from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.shared import WORKERS, SharedJob, SharedJobs
 from tests.e2e.truth import SEEN_S, UNLED_S, seconds, unwritten
+from tests.long import only_long
 
 USUAL_S, QUIET_S, WATCHED_S = 8.0, 20.0, 4.0
 """Before the kill, after it, and after the new leader's first status."""
@@ -72,7 +73,7 @@ def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kube
     assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
 
 
-@pytest.mark.slow
+@only_long("tests/api/test_stale_writes.py has both writes of a leader that was stopped")
 def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJobs, operator: Kubectl) -> None:
     """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
     (job,) = shared_jobs.take("elastic")
