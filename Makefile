@@ -31,8 +31,9 @@ test: | $(UV) ## Fast tests first (root); REGROUP_SLOW=1 adds the slow tests, as
 	@$(MAKE) --no-print-directory programs & trap "kill $$! 2>/dev/null" EXIT; \
 	  $(MAKE) --no-print-directory verify test-unit && wait $$! && trap - EXIT
 	@$(MAKE) --no-print-directory test-trainer
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync test-api test-simulator $(if $(REGROUP_CONTEXT),,images)
-	@$(MAKE) --no-print-directory test-e2e test-chaos
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-api $(if $(REGROUP_CONTEXT),,images)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-chaos test-simulator
+	@$(MAKE) --no-print-directory test-e2e
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 
