@@ -5,8 +5,10 @@ UV_VERSION := 0.13.9
 UV := .uv/bin/uv
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q
-# One file after another in each of two processes: for suites that mostly wait, or whose tests share nothing.
-TWO := -n 2 --dist loadfile
+# Each process has its part of the tests; one that has none left takes over some of another's, so that all end together.
+TWO := -n 2 --dist worksteal
+# Trainers wait for each other much of the time: three tests at once keep two cores busy.
+THREE := -n 3 --dist worksteal
 export OMP_NUM_THREADS := 1
 # When make was called, in seconds since the epoch: the tour counts from here.
 export MAKE_BEGAN := $(shell date +%s.%N)
@@ -27,8 +29,15 @@ run: .venv/.run-synced ## Train a sample with three local workers and kill one o
 demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained model (root; KEEP=1 leaves the cluster running)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
+# What only computes or downloads runs beside tests that measure no time, with the lowest priority: it takes what they leave.
 .PHONY: test
-test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Fast tests first (root); REGROUP_SLOW=1 adds the slow tests, as CI does
+test: | $(UV) ## Fast tests first (root); REGROUP_SLOW=1 adds the slow tests, as CI does
+	@$(MAKE) --no-print-directory programs & trap "kill $$! 2>/dev/null" EXIT; \
+	  $(MAKE) --no-print-directory verify test-unit && wait $$! && trap - EXIT
+	@$(MAKE) --no-print-directory test-trainer
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-api $(if $(REGROUP_CONTEXT),,images)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-chaos test-simulator
+	@$(MAKE) --no-print-directory test-e2e
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 
@@ -46,19 +55,27 @@ test-unit: venv ## Unit tests and the model of the protocol
 
 .PHONY: test-simulator
 test-simulator: venv ## Random faults through operator and agents in memory: 1,200 walks with fixed seeds
-	$(PY) -m tests.simulator --walks 1200 --jobs 2
+	nice -n 19 $(PY) -m tests.simulator --walks 1200 --jobs 2
 
 .PHONY: test-trainer
 test-trainer: venv ## Tests with real trainer processes, gloo and SIGKILL
-	$(PYTEST) $(TWO) tests/trainer
+	$(PYTEST) $(THREE) tests/trainer
 
 .PHONY: test-oldest
 test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Regroup runs with
-	.venv-oldest/bin/python -m pytest -q $(TWO) tests/unit tests/trainer
+	.venv-oldest/bin/python -m pytest -q $(THREE) tests/unit tests/trainer
+
+.PHONY: programs
+programs: | $(UV) ## Build kube-apiserver, kubectl, helm and the rest, unless the cache has them; needs no venv
+	@nice -n 19 .uv/bin/python -m cluster build >/dev/null
+
+.PHONY: images
+images: venv ## Build Regroup's images for the one-machine cluster, unless they are current (root)
+	@nice -n 19 $(PY) -m cluster build-images
 
 .PHONY: test-api
 test-api: venv ## Tests with a real kube-apiserver and etcd (built once, then cached)
-	$(PYTEST) $(TWO) tests/api
+	$(PYTEST) -n 2 --dist loadfile tests/api
 
 .PHONY: test-e2e
 test-e2e: venv ## Tests with real kubelets and containers, power cuts included (root)

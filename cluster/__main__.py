@@ -57,7 +57,12 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one command and return its exit status."""
-    from cluster import binaries, lifecycle, paths
+    from cluster import binaries, paths
+
+    if arguments.command == "build":  # before `make venv` has installed what the other commands import
+        print(binaries.ensure())
+        return 0
+    from cluster import lifecycle
 
     match arguments.command:
         case "up":
@@ -76,8 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
             lifecycle.power_on(arguments.node)
         case "load":
             lifecycle.load(arguments.images, arguments.name)
-        case "build":
-            print(binaries.ensure())
         case "build-images":
             lifecycle.build_images(arguments.images)
     return 0

@@ -18,6 +18,7 @@ from cluster.kubectl import wait_until
 from cluster.settings import Settings
 from harness import faults
 from tests.e2e.kit import Cluster, restricted_pod
+from tests.long import only_long
 
 _TORCH = """
 import os, torch, torch.distributed, sklearn, numpy, regroup
@@ -188,6 +189,7 @@ def _log_of_finished(cluster: Cluster, namespace: str, name: str) -> str:
     return log
 
 
+@only_long("no other test here asks for GPUs")
 def test_fake_gpus_appear_survive_a_power_cut_and_go(own_cluster: Cluster) -> None:
     def gpus() -> list[str]:
         items = own_cluster.kubectl.get("nodes")["items"]

@@ -19,6 +19,7 @@ from harness.job import JobView
 from harness.trace import Trace
 from harness.traced_job import TracedJob, alive
 from tests.e2e.shared import WORKERS, SharedJobs
+from tests.long import only_long
 
 PAUSE_S = 0.5
 """As for a resize (test_resize.py)."""
@@ -115,7 +116,7 @@ def test_only_worker_is_drained_and_its_successor_goes_on_with_the_next_step(job
 NOTICE = "aws-node-termination-handler/spot-itn"
 
 
-@pytest.mark.slow
+@only_long("tests/api/test_operator.py has notices, and the drains above hand over")
 def test_worker_hands_over_when_its_node_gets_a_notice_and_nobody_deletes_its_pod(
     jobs: Callable[..., TracedJob],
 ) -> None:

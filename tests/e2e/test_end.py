@@ -12,6 +12,7 @@ from cluster.kubectl import Kubectl, wait_until
 from harness import faults, installation
 from harness.job import JobView
 from harness.traced_job import TracedJob, alive
+from tests.long import only_long
 
 STEPS = 30
 GRACE_S = 30
@@ -104,6 +105,7 @@ def test_end_that_raises_and_one_whose_pod_is_deleted_run_again(ending: Callable
     assert_one_state(job)
 
 
+@only_long("tests/trainer/test_end.py has it under `regroup run`")
 def test_end_that_always_raises_fails_the_job(ending: Callable[..., TracedJob]) -> None:
     job = ending("hopeless", recovery={"maxRestarts": 0})
     (job.directory / "raise-1").touch()

@@ -12,11 +12,13 @@ from pathlib import Path
 from cluster.kubectl import wait_until
 from harness import faults, installation, judge
 from harness.traced_job import TracedJob
+from tests.long import only_long
 
 BOUND_S = 10.0
 """In memory 2 s. Here the new process builds its model and reads the checkpoint, on two cores that do other things, too."""
 
 
+@only_long("tests/trainer/test_liveness.py has the same trace under `regroup run`")
 def test_word_that_a_generation_was_never_entered_ends_the_wait_for_it(jobs: Callable[..., TracedJob]) -> None:
     """Worker 1 trains alone and dies; the next generation names worker 0, whose process dies before it enters. Worker 1 comes
     back and asks for a witness of that generation: worker 0's agent is it, although no process of it is there."""

@@ -369,7 +369,7 @@ def patient(operator: Kubectl, shared_namespace: str) -> TracedJob:
     return job
 
 
-@pytest.mark.slow
+@only_long("as on a volume, which test_pods.py has; tests/unit/render has the path")
 def test_checkpoints_are_written_to_a_path_as_often_and_as_many_as_the_spec_says(patient: TracedJob) -> None:
     def saved() -> int:
         return int((patient.status().get("checkpoint") or {}).get("step", -1))
@@ -385,7 +385,7 @@ def test_checkpoints_are_written_to_a_path_as_often_and_as_many_as_the_spec_says
     wait_until(lambda: len(store.names(patient.directory / "saved")[0]) == 2, "two checkpoints are kept", timeout_s=30)
 
 
-@pytest.mark.slow
+@only_long("tests/unit/controller/test_faults.py has it in memory")
 def test_others_wait_for_a_process_that_may_rejoin(patient: TracedJob) -> None:
     """One generation, in which it is again, in place of two."""
     before = patient.training(workers=2)
@@ -395,7 +395,7 @@ def test_others_wait_for_a_process_that_may_rejoin(patient: TracedJob) -> None:
     patient.changed(before, lambda process: process == lost, workers=2, survivors=1, generations=(1, 1))
 
 
-@pytest.mark.slow
+@only_long("tests/unit/plan/test_standing.py has a table of it")
 def test_worker_that_stands_still_for_less_than_disconnect_seconds_is_not_lost(patient: TracedJob) -> None:
     """Five seconds are the default. Its node answers for it, so that no observer takes it for dead."""
     before = patient.training(workers=2)
@@ -415,7 +415,7 @@ def test_worker_that_stands_still_for_less_than_disconnect_seconds_is_not_lost(p
     patient.patch(runPolicy={"suspend": True})  # it would train beside the tests that follow
 
 
-@pytest.mark.slow
+@only_long("tests/trainer/test_regroup_run.py resumes with another size")
 def test_job_goes_on_where_the_deadline_of_another_has_ended_that_one(
     jobs: Callable[..., TracedJob], operator: Kubectl, train_namespace: str
 ) -> None:

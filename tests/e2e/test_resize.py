@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from cluster.kubectl import Kubectl, wait_until
 from tests.e2e.external_metric import NAME, external_metric
 from tests.e2e.shared import WORKERS, SharedJobs
+from tests.long import only_long
 
 PAUSE_S = 0.5
 
@@ -46,7 +45,7 @@ def test_resized_in_place(shared_jobs: SharedJobs) -> None:
     )
 
 
-@pytest.mark.slow
+@only_long("it writes the scale subresource, as `kubectl scale` does above")
 def test_horizontal_pod_autoscaler_grows_and_shrinks_the_job_in_place(
     shared_jobs: SharedJobs, operator: Kubectl
 ) -> None:

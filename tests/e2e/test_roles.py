@@ -17,6 +17,7 @@ from harness import faults, installation, traced_job
 from harness.job import JobView
 from harness.traced_job import TracedJob, alive
 from tests.e2e.kit import SERVES, pods_of, role
+from tests.long import only_long
 
 ASKS = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=2).read().decode())"
 SAMPLE_STEPS = 1600
@@ -110,7 +111,7 @@ def _printed(job: JobView) -> str:
 WAITS = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.2)"
 
 
-@pytest.mark.slow
+@only_long("tests/api/test_operator.py has it, and the sample waits for its evaluator")
 def test_job_waits_for_its_evaluator_without_its_workers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """The operator is killed meanwhile: the next one does not start the workers again."""
     job = jobs(

@@ -83,7 +83,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Alone:
         ("context=2", 4),
         ("context=4", 4),
         ("shard=2 context=2", 4),
-        pytest.param("context=2 tensor=2", 4, marks=pytest.mark.slow),
+        pytest.param("context=2 tensor=2", 4, marks=only_long("its checkpoint is read at another split")),
     ],
 )
 def test_split_sequences_teach_what_whole_ones_do(
@@ -294,7 +294,7 @@ def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
     assert_equal(whole, two_groups(mesh)[1])
 
 
-@pytest.mark.parametrize("mesh", OF)
+@pytest.mark.parametrize("mesh", ["context=2", pytest.param("expert=2", marks=only_long("as context=2"))])
 @pytest.mark.slow
 def test_a_job_that_grows_learns_the_same_with_a_kill_and_without(make: Make, alone: Alone, mesh: str) -> None:
     """From one group to two after step 6. Sums over other groups have other bits, so the run to compare with grows, too."""

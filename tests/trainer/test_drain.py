@@ -19,6 +19,7 @@ from harness.local_run import LocalRun
 from harness.polling import until
 from harness.processes import alive
 from harness.trace import Trace, load
+from tests.long import only_long
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
@@ -122,7 +123,7 @@ def test_only_worker_hands_its_state_over_within_its_grace(
     assert parameters(trace) == undisturbed
 
 
-@pytest.mark.slow
+@only_long("tests/e2e/test_drain.py drains two of three, and the only worker is drained above")
 def test_one_of_two_leaves_at_a_step_boundary_and_the_other_keeps_its_process(
     start: Callable[..., LocalRun], traces: Path
 ) -> None:

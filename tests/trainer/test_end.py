@@ -12,6 +12,8 @@ import torch
 
 from harness.local_run import LocalRun
 from tests.long import only_long
+from tests.trainer.split_kit import SplitJob
+from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "ending_job.py"
 STEPS = 6
@@ -120,31 +122,36 @@ def test_script_that_fails_after_its_loop_where_the_state_is_nowhere_fails_the_j
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", ["0", pytest.param("1", marks=only_long("as rank 0"))])
 def test_members_of_a_model_group_all_run_their_end_again(
-    start: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+    start: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zygote: Zygote, fails: str
 ) -> None:
     """No member can put its part of the model together alone: all join another generation, and train nothing more."""
-    group = ("--workers", "2", "--workers-per-group", "2", "--checkpoint-every", "1")
+    undisturbed = SplitJob(tmp_path / "undisturbed", zygote, "shard=2", TEST_PACE="0")
+    try:
+        undisturbed.start(range(2))
+        undisturbed.agents.announce(range(2))
+        undisturbed.finish(range(2))
+    finally:
+        undisturbed.close()
+    directory = tmp_path / "fails"
+    directory.mkdir()
+    trace = directory / "trace"
+    values = {"MESH": "shard=2", "PARTS": str(directory), "TRACE": str(trace), "END_FAILS": fails}
+    for name, value in values.items():
+        monkeypatch.setenv(f"TEST_{name}", value)
+    saves = ("--checkpoint", str(directory / "saved"), "--checkpoint-every", "1")
     script = str(Path(__file__).parent / "split_job.py")
-    monkeypatch.setenv("TEST_MESH", "shard=2")
-    parts = {}
-    for name, end_fails in (("undisturbed", ""), ("fails", fails)):
-        directory = tmp_path / name
-        directory.mkdir()
-        monkeypatch.setenv("TEST_PARTS", str(directory))
-        monkeypatch.setenv("TEST_TRACE", str(directory / "trace"))
-        monkeypatch.setenv("TEST_END_FAILS", end_fails)
-        run = start(*group, "--checkpoint", str(directory / "saved"), script, directory=directory)
-        assert run.process.wait(ENDED_S) == 0, run.log.read_text()
-        parts[name] = [torch.load(directory / f"{rank}.pt") for rank in (0, 1)]
+    run = start("--workers", "2", "--workers-per-group", "2", *saves, script, directory=directory)
+    assert run.process.wait(ENDED_S) == 0, run.log.read_text()
+    got, want = ([torch.load(where / f"{rank}.pt") for rank in (0, 1)] for where in (directory, undisturbed.parts))
     status = run.status()
     assert (status["phase"], status["restarts"]["processes"]) == ("Succeeded", 1)
     assert status["finished"]["generation"] == status["membership"]["generation"] == 2
-    steps = [json.loads(line)["step"] for line in (directory / "trace").read_text().splitlines()]
+    steps = [json.loads(line)["step"] for line in trace.read_text().splitlines()]
     assert sorted(steps) == sorted([*range(20)] * 2), "a step was trained again"
-    for got, want in zip(parts["fails"], parts["undisturbed"], strict=True):
-        for name, held in want.items():
+    for part, undisturbed_part in zip(got, want, strict=True):
+        for name, held in undisturbed_part.items():
             for key, value in held["local"].items():
-                assert torch.equal(got[name]["local"][key], value), (name, key)
+                assert torch.equal(part[name]["local"][key], value), (name, key)
 
 
 SCRIPT_OF_TWO = """

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.local_run import LocalRun
+from tests.long import only_long
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
@@ -69,7 +70,10 @@ def ends(run: LocalRun) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "processes",
-    [pytest.param(1, id="one process each"), pytest.param(2, id="two processes each", marks=pytest.mark.slow)],
+    [
+        pytest.param(1, id="one process each"),
+        pytest.param(2, id="two processes each", marks=only_long("test_split_snapshots.py has two in a worker")),
+    ],
 )
 def test_exception_on_every_rank_at_once_costs_no_step(
     start: Callable[..., LocalRun], tmp_path: Path, want: Callable[[], set[str]], processes: int
@@ -104,7 +108,7 @@ def test_without_snapshots_the_same_exception_costs_everything(start: Callable[.
     assert min(line["step"] for line in commits(tmp_path) if line["generation"] > 1) == 0
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=only_long("as two workers")), 2])
 def test_sigkill_of_every_process_at_once_goes_back_to_the_newest_snapshot(
     start: Callable[..., LocalRun], tmp_path: Path, want: Callable[[], set[str]], workers: int
 ) -> None:

@@ -15,7 +15,7 @@ from harness.local_run import LocalRun
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
-from tests.long import LONG
+from tests.long import LONG, only_long
 from tests.trainer.agent_double import AgentDouble, Worker, seal_of
 from tests.trainer.split_kit import SCRIPT, SplitJob
 from tests.trainer.zygote import Zygote
@@ -73,12 +73,11 @@ def assert_close(whole: Whole, reference: Whole) -> None:
     ("mesh", "ranks"),
     [
         ("shard=1", 2),
-        ("shard=2", 2),
         ("shard=2", 4),
         ("shard=3", 3),
-        ("tensor=2", 2),
         ("tensor=2", 4),
         ("shard=2 tensor=2", 4),
+        *(pytest.param(mesh, 2, marks=only_long("as with two groups")) for mesh in ("shard=2", "tensor=2")),
     ],
 )
 def test_a_split_model_learns_what_one_process_does(
@@ -106,7 +105,7 @@ def test_a_split_model_learns_what_one_process_does(
         ("shard=2", 4, "unused uneven two checkpointed"),
         ("shard=3", 3, "unused uneven tied compiled"),
         ("shard=2 tensor=2", 4, "unused"),
-        pytest.param("tensor=2", 4, "compiled", marks=pytest.mark.slow),
+        pytest.param("tensor=2", 4, "compiled", marks=only_long("the next row has both splits")),
         pytest.param("shard=2 tensor=2", 4, "compiled", marks=pytest.mark.slow),
         ("pipeline=2", 4, "compiled"),
     ],
@@ -157,8 +156,17 @@ def test_layers_that_are_left_whole_are_summed_over_all_ranks(
     assert_close(whole, alone("adamw")[1])
 
 
-@pytest.mark.parametrize("mesh", ["shard=2", "tensor=2"])
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize(
+    ("mesh", "victim"),
+    [
+        ("shard=2", 0),
+        ("tensor=2", 3),
+        *(
+            pytest.param(*one, marks=only_long("each mesh and each victim is there"))
+            for one in (("shard=2", 3), ("tensor=2", 0))
+        ),
+    ],
+)
 def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     make: Callable[..., SplitJob],
     alone: Callable[[str], tuple[list[float], Whole]],
@@ -320,8 +328,17 @@ def test_generations_that_break_in_their_first_step(
     assert_equal(whole, undisturbed)
 
 
-@pytest.mark.parametrize("mesh", ["shard=2", "tensor=2"])
-@pytest.mark.parametrize("number", [3, 4])
+@pytest.mark.parametrize(
+    ("mesh", "number"),
+    [
+        ("shard=2", 3),
+        ("tensor=2", 4),
+        *(
+            pytest.param(*one, marks=only_long("each mesh and each number is there"))
+            for one in (("shard=2", 4), ("tensor=2", 3))
+        ),
+    ],
+)
 def test_a_backward_that_is_cut_off_leaves_nothing_behind(
     make: Callable[..., SplitJob], alone: Callable[..., tuple[list[float], Whole]], mesh: str, number: int
 ) -> None:

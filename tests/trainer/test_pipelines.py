@@ -12,7 +12,7 @@ import pytest
 
 from harness.polling import until
 from regroup.protocol import local
-from tests.long import LONG
+from tests.long import LONG, only_long
 from tests.trainer.split_kit import SplitJob
 from tests.trainer.test_model_groups import STEPS, Whole, alone, assert_close, assert_equal
 from tests.trainer.zygote import Zygote
@@ -21,6 +21,7 @@ __all__ = ["alone"]
 KILLS = 40 if LONG else 3
 WALK_STEPS = str(15 * KILLS)
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble"]
+ORDERS = only_long("one split stands before the pipeline above, and the other one after it")
 
 
 @pytest.fixture
@@ -61,7 +62,10 @@ def test_a_pipeline_learns_what_one_process_does(
     assert_close(whole, reference)
 
 
-@pytest.mark.parametrize(("mesh", "ranks"), [("", 2), ("pipeline=1", 2), ("shard=2", 2), ("tensor=2", 4)])
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [("", 2), ("pipeline=1", 2), ("shard=2", 2), pytest.param("tensor=2", 4, marks=only_long("as FSDP2"))],
+)
 def test_one_script_trains_without_a_pipeline(
     make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]], mesh: str, ranks: int
 ) -> None:
@@ -74,7 +78,12 @@ def test_one_script_trains_without_a_pipeline(
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"] if LONG else ["1f1b"])
 @pytest.mark.parametrize(
-    "mesh", ["pipeline=2 tensor=2", "tensor=2 pipeline=2", "pipeline=2 shard=2", "shard=2 pipeline=2"]
+    "mesh",
+    [
+        "pipeline=2 tensor=2",
+        "shard=2 pipeline=2",
+        *(pytest.param(mesh, marks=ORDERS) for mesh in ("tensor=2 pipeline=2", "pipeline=2 shard=2")),
+    ],
 )
 def test_a_pipeline_of_split_layers_learns_what_one_process_does(
     make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]], mesh: str, schedule: str
@@ -89,8 +98,17 @@ def test_a_pipeline_of_split_layers_learns_what_one_process_does(
     assert_close(whole, reference)
 
 
-@pytest.mark.parametrize("mesh", ["pipeline=2", "tensor=2"])
-@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("mesh", "groups"),
+    [
+        ("pipeline=2", 2),
+        ("tensor=2", 1),
+        *(
+            pytest.param(*one, marks=only_long("each mesh and each number is there"))
+            for one in (("pipeline=2", 1), ("tensor=2", 2))
+        ),
+    ],
+)
 def test_running_statistics_of_one_stage(make: Callable[..., SplitJob], mesh: str, groups: int) -> None:
     values = {"TEST_OPTIMIZER": "sgd", "TEST_MODEL": "batchnorm", "TEST_PACE": "0"}
     found = []
@@ -148,19 +166,22 @@ def assert_nothing_is_lost(job: SplitJob, generation: int, survivors: list[int])
         assert not adopted.rolled_back
 
 
+MOMENTS = only_long("each schedule is there, each process, and the begin, the middle and the end of a schedule")
+
+
 @pytest.mark.parametrize(
     ("schedule", "victim", "actions"),
     [
-        pytest.param("1f1b", 0, 0, id="1f1b, A0 before its first action"),
+        pytest.param("1f1b", 0, 0, id="1f1b, A0 before its first action", marks=MOMENTS),
         pytest.param("1f1b", 0, 2, id="1f1b, A0 in the middle"),
         pytest.param("1f1b", 1, 1, id="1f1b, A1 after its first forward"),
-        pytest.param("1f1b", 2, 11, id="1f1b, B0 before its last action"),
+        pytest.param("1f1b", 2, 11, id="1f1b, B0 before its last action", marks=MOMENTS),
         pytest.param("1f1b", 3, 11, id="1f1b, B1 before its last action"),
         pytest.param("gpipe", 3, 7, id="gpipe, B1 in the middle of backward"),
-        pytest.param("gpipe", 0, 5, id="gpipe, A0 before its last forward"),
-        pytest.param("interleaved", 1, 9, id="interleaved, A1"),
+        pytest.param("gpipe", 0, 5, id="gpipe, A0 before its last forward", marks=MOMENTS),
+        pytest.param("interleaved", 1, 9, id="interleaved, A1", marks=MOMENTS),
         pytest.param("interleaved", 2, 14, id="interleaved, B0"),
-        pytest.param("zero_bubble", 0, 8, id="zero bubble, A0"),
+        pytest.param("zero_bubble", 0, 8, id="zero bubble, A0", marks=MOMENTS),
         pytest.param("zero_bubble", 3, 16, id="zero bubble, B1"),
     ],
 )
@@ -185,8 +206,15 @@ def test_a_process_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
     assert_equal(whole, undisturbed(schedule))
 
 
-@pytest.mark.parametrize("mesh", ["pipeline=2 tensor=2", "pipeline=2 shard=2"])
-@pytest.mark.parametrize("victim", [1, 6])
+@pytest.mark.parametrize(
+    ("mesh", "victim"),
+    [
+        ("pipeline=2 tensor=2", 1),
+        ("pipeline=2 shard=2", 6),
+        pytest.param("pipeline=2 tensor=2", 6, marks=only_long("each mesh and each victim is there")),
+        pytest.param("pipeline=2 shard=2", 1, marks=only_long("each mesh and each victim is there")),
+    ],
+)
 @pytest.mark.slow
 def test_a_process_of_split_layers_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
     make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], mesh: str, victim: int
@@ -206,7 +234,14 @@ def test_a_process_of_split_layers_that_dies_in_a_schedule_is_replaced_and_nothi
     assert_equal(whole, undisturbed("1f1b", STEPS, mesh))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "1f1b",
+        "interleaved",
+        *(pytest.param(one, marks=only_long("it is evaluated as 1f1b is")) for one in ("gpipe", "zero_bubble")),
+    ],
+)
 def test_a_pipeline_is_evaluated_as_one_process_is(make: Callable[..., SplitJob], schedule: str) -> None:
     rights = []
     for mesh, ranks in (("", 1), ("pipeline=2", 4)):
@@ -220,8 +255,14 @@ def test_a_pipeline_is_evaluated_as_one_process_is(make: Callable[..., SplitJob]
     assert rights[0] == rights[1]
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize(
+    ("victim", "dies"),
+    [
+        (0, True),
+        (3, False),
+        *(pytest.param(*one, marks=only_long("each stage and each fault is there")) for one in ((0, False), (3, True))),
+    ],
+)
 def test_an_evaluation_of_a_pipeline_that_is_cut_off_is_repeated_by_whole_groups(
     make: Callable[..., SplitJob], victim: int, dies: bool
 ) -> None:
@@ -249,7 +290,14 @@ def test_an_evaluation_of_a_pipeline_that_is_cut_off_is_repeated_by_whole_groups
     assert_equal(whole, state)
 
 
-@pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize(
+    "lose",
+    [
+        [1, 2],
+        *(pytest.param(one, marks=only_long("test_model_groups.py has it for FSDP2")) for one in ([2], [1, 2, 3])),
+    ],
+    ids=str,
+)
 def test_stages_without_the_rows_follow_with_what_they_have_reduced(
     make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], lose: list[int]
 ) -> None:
@@ -269,7 +317,7 @@ def test_stages_without_the_rows_follow_with_what_they_have_reduced(
     assert_equal(whole, undisturbed("1f1b"))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=only_long("as interleaved")), "interleaved"])
 def test_a_pipeline_shrinks_and_grows_by_whole_groups(
     make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]], schedule: str
 ) -> None:

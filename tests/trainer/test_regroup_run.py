@@ -18,7 +18,7 @@ from harness.polling import until
 from harness.processes import children, environment_of
 from regroup.protocol import env
 from regroup_cli.__main__ import main
-from tests.long import LONG
+from tests.long import LONG, only_long
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
@@ -251,7 +251,7 @@ FAILS_IN_TORCH = RAISES.replace(
 )
 
 
-@pytest.mark.slow
+@only_long("test_groups.py has the error, and the script above that raises fails its job")
 def test_collective_that_fails_by_the_users_own_error_fails_the_job_with_the_errors_text(
     start: Callable[..., LocalRun], tmp_path: Path
 ) -> None:
@@ -280,7 +280,10 @@ def test_collective_that_fails_by_the_users_own_error_fails_the_job_with_the_err
             id="two on one GPU",
         ),
         pytest.param(
-            "1", "The parameters of rank 0 and of rank 1 lie in memory in different orders, ", id="odd strides"
+            "1",
+            "The parameters of rank 0 and of rank 1 lie in memory in different orders, ",
+            id="odd strides",
+            marks=only_long("as two on one GPU; test_strides.py has the sentence"),
         ),
     ],
 )

@@ -14,8 +14,10 @@ import torch
 
 from harness.local_run import LocalRun
 from harness.processes import children, name_of
+from tests.long import only_long
+from tests.trainer.split_kit import SCRIPT, SplitJob
+from tests.trainer.zygote import Zygote
 
-SCRIPT = Path(__file__).parent / "split_job.py"
 STEPS = 60
 RAISES_AT = 20
 SNAPSHOT = ("--memory-snapshot", "64Mi", "--memory-snapshot-every", "1", "--join-quiet", "0.2")
@@ -75,8 +77,25 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         run.local.close()
 
 
-def assert_same_end(run: Run, undisturbed: Run) -> None:
-    got, want = run.parts(), undisturbed.parts()
+@pytest.fixture
+def undisturbed(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[[str, int], list[Any]]]:
+    """A function that returns what each rank holds after a run that nothing happens to."""
+    jobs: list[SplitJob] = []
+
+    def run(mesh: str, ranks: int) -> list[Any]:
+        jobs.append(SplitJob(tmp_path / "undisturbed", zygote, mesh, TEST_STEPS=str(STEPS), TEST_PACE="0"))
+        jobs[-1].start(range(ranks))
+        jobs[-1].agents.announce(range(ranks))
+        jobs[-1].finish(range(ranks))
+        return [torch.load(jobs[-1].parts / f"{rank}.pt") for rank in range(ranks)]
+
+    yield run
+    for job in jobs:
+        job.close()
+
+
+def assert_same_end(run: Run, want: list[Any]) -> None:
+    got = run.parts()
     assert len(got) == len(want) > 0
     for one, other in zip(got, want):
         for name, held in other.items():
@@ -95,47 +114,51 @@ def assert_went_back_to(run: Run, covered: int, generation: int) -> None:
     ("arguments", "mesh"),
     [
         pytest.param(ONE_GROUP, "shard=2", id="FSDP2 over all processes"),
-        pytest.param(IN_A_WORKER, "pipeline=2", id="a pipeline in one worker"),
+        pytest.param(
+            IN_A_WORKER, "pipeline=2", id="a pipeline in one worker", marks=only_long("as FSDP2 over all processes")
+        ),
     ],
 )
 @pytest.mark.slow
 def test_part_that_no_living_process_has_comes_from_memory(
-    start: Callable[..., Run], arguments: tuple[str, ...], mesh: str
+    start: Callable[..., Run],
+    undisturbed: Callable[[str, int], list[Any]],
+    arguments: tuple[str, ...],
+    mesh: str,
 ) -> None:
     """One process of the only model group dies: the other one goes back to its own snapshot of the same step."""
-    plain = start(*arguments, MESH=mesh, PACE="0")
-    plain.end()
+    want = undisturbed(mesh, 2)
     run = start(*arguments, *SNAPSHOT, MESH=mesh)
     covered, generation = run.wait_covered(5)
     worker = min(run.pids())
     os.kill(run.pids()[worker][-1], signal.SIGKILL)
     run.end()
     assert_went_back_to(run, covered, generation)
-    assert_same_end(run, plain)
+    assert_same_end(run, want)
 
 
-@pytest.mark.slow
-def test_all_copies_of_one_part_die(start: Callable[..., Run]) -> None:
+@only_long("as with one copy of each part, above")
+def test_all_copies_of_one_part_die(start: Callable[..., Run], undisturbed: Callable[[str, int], list[Any]]) -> None:
     """Two model groups: inner index 1 dies in both, and the other two processes live."""
-    plain = start(*TWO_GROUPS, MESH="shard=2", PACE="0")
-    plain.end()
+    want = undisturbed("shard=2", 4)
     run = start(*TWO_GROUPS, *SNAPSHOT, MESH="shard=2")
     covered, generation = run.wait_covered(5)
     for worker in sorted(run.pids())[1::2]:
         os.kill(run.pids()[worker][0], signal.SIGKILL)
     run.end()
     assert_went_back_to(run, covered, generation)
-    assert_same_end(run, plain)
+    assert_same_end(run, want)
 
 
 @pytest.mark.slow
-def test_exception_on_every_rank_at_once_costs_no_step(start: Callable[..., Run]) -> None:
+def test_exception_on_every_rank_at_once_costs_no_step(
+    start: Callable[..., Run], undisturbed: Callable[[str, int], list[Any]]
+) -> None:
     """Each process copies its part as it ends, and FSDP2 had gathered parameters when it raised."""
-    plain = start(*IN_A_WORKER, MESH="shard=2", PACE="0")
-    plain.end()
+    want = undisturbed("shard=2", 2)
     run = start(*IN_A_WORKER, *SNAPSHOT, MESH="shard=2", PACE="0", RAISE=f"1:{RAISES_AT}")
     status = run.end()
     assert min(line["step"] for line in run.commits() if line["generation"] > 1) == RAISES_AT
     assert not any(incident.get("stepsRedone") for incident in status["incidents"])
     assert "rolled back" not in json.dumps(status["incidents"])
-    assert_same_end(run, plain)
+    assert_same_end(run, want)

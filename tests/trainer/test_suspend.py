@@ -105,7 +105,7 @@ def test_suspended_job_gives_its_workers_back_and_goes_on_where_it_was(
     assert judge.whole(load(traces).judged(), last=STEPS - 1, redone=0) == []
 
 
-@pytest.mark.slow
+@only_long("the plan has a table of what it says")
 def test_job_without_checkpoints_begins_anew_and_says_so_before(start: Callable[..., LocalRun], traces: Path) -> None:
     run = start("--workers", "2", "--min", "2", "--max", "2")
     run.trains(2)

@@ -237,8 +237,10 @@ def test_sample_of_a_parameter_server_learns_through_the_loss_of_the_server(make
     [
         "fsdp",
         "pipeline",
-        "context",
-        "experts",
+        *[
+            pytest.param(sample, marks=only_long("test_context_and_experts.py kills in each phase"))
+            for sample in ("context", "experts")
+        ],
         *[
             pytest.param(sample, marks=only_long("as the samples above"))
             for sample in (

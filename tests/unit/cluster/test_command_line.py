@@ -1,5 +1,9 @@
 """The command line: its commands, its defaults, and one sentence for everything that is wrong."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from cluster import __main__, lifecycle
@@ -28,6 +32,14 @@ def test_up_without_options_is_the_default_cluster() -> None:
 )
 def test_command_is_known(line: list[str]) -> None:
     assert __main__.parser().parse_args(line).command == line[0]
+
+
+def test_programs_are_built_before_any_package_is_installed() -> None:
+    """`make test` begins with it, beside `make venv`."""
+    text = "from cluster import __main__, binaries; binaries.ensure = lambda: 'built'; raise SystemExit(__main__.main(['build']))"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-S", "-c", text], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "built\n"), done.stderr
 
 
 def test_build_images_without_names_builds_both() -> None:

@@ -379,7 +379,7 @@ def test_holder_is_not_restarted_while_the_job_waits_for_capacity(tmp_path: Path
     world.power_off(world.uid(1))
     world.pods.pending.add(1)
     world.vanish(world.uid(1, 1))
-    world.advance(900.0, 0.5)
+    world.advance(900.0, 5.0)
     assert holder.alive
     assert world.condition("Training")["status"] == "False"
     world.vanish(world.uid(1))
@@ -641,7 +641,7 @@ def test_pods_of_a_slot_whose_starts_hang_do_not_pile_up(tmp_path: Path) -> None
     world.step(5)
     world.slow_start_s = 1e9
     world.kill_process(world.uid(1))
-    world.advance(700.0)
+    world.advance(400.0)
     assert len([name for name in world.names() if name.startswith("1-")]) <= 2, world.names()
     assert "1-0" in world.names()
 

@@ -827,7 +827,7 @@ def test_pods_that_fail_before_they_run_come_slower_and_few_are_kept() -> None:
     """A device plugin that is broken: the kubelet refuses each pod."""
     refused = {"phase": "Failed", "running_since_s": None, "ip": ""}
     got, attempts = plan(pods=(make_pod(0),), sessions=(trains(0),)), list[int]()
-    for second in range(3600):
+    for second in range(0, 3600, 5):
         newest = max(attempts, default=0)
         pods = (make_pod(0), *(make_pod(1, attempt, **refused) for attempt in range(max(1, newest - 1), newest + 1)))
         got = plan(

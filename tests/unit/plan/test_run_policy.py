@@ -147,6 +147,20 @@ def test_suspending_job_tells_its_workers_to_stop_and_deletes_what_has_ended() -
     assert done.status["membership"]["suspended"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({}, ", and spec.checkpoint is not set: resumed, the job begins anew."),
+        ({"checkpoint": {"volumeClaim": "saved"}}, ". Resumed, the job continues from its newest checkpoint."),
+    ],
+    ids=["no checkpoints", "checkpoints"],
+)
+def test_suspended_job_says_where_it_goes_on(spec: dict[str, Any], words: str) -> None:
+    first = plan(with_policy(TRAINING, suspend=True).with_spec(**spec))
+    done = plan(with_policy(first.status, suspend=True).with_spec(**spec), pods=(), sessions=(), memory=first.memory)
+    assert condition(done, "Suspended")["message"] == f"No pod is left{words}"
+
+
 def test_suspension_that_waits_for_a_node_says_so() -> None:
     pods = (make_pod(0, node_ready=False, terminating=True),)
     got = plan(with_policy(TRAINING, suspend=True), pods=pods, sessions=())

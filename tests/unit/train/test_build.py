@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from regroup.parallel import ddp
 from regroup.parallel.strategy import Share
 from regroup.train import build, config, loop, sections, tasks
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
+from tests.long import only_long
 
 SHAPE = Shape(layers=2, heads=2, width=16, length=8, vocabulary=32)
 PRECISIONS = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}
@@ -56,9 +58,16 @@ def forget_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+def _blocks() -> list[Any]:
+    """Return precision, what is recomputed, and whether blocks are compiled, which takes seconds: each precision once."""
+    compiled = {("float32", "none"), ("bfloat16", "full"), ("float16", "selective")}
+    return [
+        pytest.param(*one, marks=only_long("each is compiled once") if one[2] and one[:2] not in compiled else ())
+        for one in product(PRECISIONS, ["none", "full", "selective"], [False, True])
+    ]
+
+
+@pytest.mark.parametrize(("precision", "recompute", "compiles"), _blocks())
 def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, recompute: str, compiles: bool) -> None:
     wanted = _gradients(model, torch.float32)
     changed = copy.deepcopy(model)
