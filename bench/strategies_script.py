@@ -42,7 +42,7 @@ DESCRIBED: dict[str, strategies.Description] = {
     "server": strategies.ParameterServer(),
     "diloco": strategies.DiLoCo(inner_steps=INNER_STEPS),
 }
-mesh = regroup.mesh(**dict(case.mesh)) if case.mesh else None
+mesh = regroup.mesh(device="cpu", **dict(case.mesh)) if case.mesh else None
 model = build(key)
 if mesh is not None:
     split(model, mesh)

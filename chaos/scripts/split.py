@@ -111,7 +111,7 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     return part.detach().flatten()
 
 
-mesh: Any = regroup.mesh(**SIZES) if SIZES else None
+mesh: Any = regroup.mesh(device="cpu", **SIZES) if SIZES else None
 torch.manual_seed(7)
 torch.use_deterministic_algorithms(True)
 generator = torch.Generator().manual_seed(0)

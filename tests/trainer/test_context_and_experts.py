@@ -372,7 +372,7 @@ model.weight = torch.nn.Parameter(distribute_tensor(model.weight.detach(), mesh[
         pytest.param(
             "context=2",
             "regroup.attention(*[torch.zeros(1, 4, 4, 8)] * 3, mesh['context'], causal=True, algorithm='ring')",
-            'algorithm="ring" of regroup.attention() needs a GPU',
+            'algorithm="ring" of regroup.attention() does not work so far',
             id="ring",
         ),
     ],

@@ -325,6 +325,7 @@ class Job:
         if layout.size > 1:
             _refuse_in_group(reduction, scaler, batch_per_rank)
             check_model(model, layout)
+            model_group.check_device(model)
         if batch_per_rank is not None and isinstance(strategy, (strategies.LocalSGD, strategies.DiLoCo)):
             raise UsageError(
                 f"batch_per_rank does not work with strategy {type(strategy).__name__} so far. Pass global_batch."

@@ -41,8 +41,9 @@ def mesh(*, device: Any = None, **sizes: int) -> Any:
     expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`); pipeline: ranks that
     compute the same samples, each some of the layers (`regroup.pipeline`). The other ranks of the job hold further copies of the
     model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
-    communicate with: every process builds the model from the same seed. device: that of the model; None: `regroup.device()`.
-    Raises UsageError for a mesh that does not fit the workers, and for dimensions that do not work together.
+    communicate with: every process builds the model from the same seed. device: that of the model, a GPU or "cpu"; None:
+    `regroup.device()`. It becomes torch's current one. Raises UsageError for a mesh that does not fit the workers, for dimensions
+    that do not work together, and for a device that is not there.
     """
     global _layout, _inner
     if _layout is not WHOLE:
@@ -52,13 +53,14 @@ def mesh(*, device: Any = None, **sizes: int) -> Any:
     place = _number(env.GROUP_PLACE, _number(env.LOCAL_RANK, 0))
     _inner = inner_index(wanted, place, processes, workers)
     _layout = wanted
-    here = accelerator.device() if device is None or device == "cuda" else torch.device(device)
+    here = _device(device)
     accelerator.make_current(here)
     living.start(_inner, wanted.size)
     from torch.distributed.device_mesh import init_device_mesh
 
     names = tuple(name for name, _ in wanted.dims)
     shards.mesh = init_device_mesh(here.type, tuple(size for _, size in wanted.dims), mesh_dim_names=names)
+    _draw_apart(shards.mesh, here)
     if not os.environ.get(env.SOCKET):
         living.bind_alone(here)
     return shards.mesh
@@ -82,6 +84,50 @@ def pipeline(
     model = make(modules, schedule, boundaries, stages, rank, num_ranks)
     edges.plan(model.num_stages)
     return model
+
+
+def check_device(model: torch.nn.Module) -> None:
+    """Raise UsageError for a parameter on another kind of device than the mesh: the ranks of a group could not communicate."""
+    wanted = shards.mesh.device_type
+    for name, parameter in model.named_parameters():
+        found = shards.local_of(parameter.detach()).device
+        if found.type != wanted:
+            to = "regroup.device()" if wanted == "cuda" else f"{wanted!r}"
+            raise UsageError(
+                f"Parameter {name} of the model is on {found}, and regroup.mesh() is for {wanted}. Move the model to {to} before "
+                f"it is split, without an offload policy, or pass device={found.type!r} to regroup.mesh()."
+            )
+
+
+def _device(asked: Any) -> torch.device:
+    """Return the device of a mesh. Raises UsageError."""
+    try:
+        wanted = None if asked is None else torch.device(asked)
+    except (RuntimeError, TypeError):
+        wanted = torch.device("meta")
+    if wanted is None or (wanted.type == "cuda" and wanted.index is None and torch.cuda.is_available()):
+        return accelerator.device()
+    if wanted.type == "cpu" or (wanted.type == "cuda" and (wanted.index or 0) < torch.cuda.device_count()):
+        return wanted
+    raise UsageError(
+        f"device of regroup.mesh() is {str(asked)!r}; it must be 'cpu', or a GPU that torch sees "
+        f"({torch.cuda.device_count()} here). Leave it out: it is regroup.device() then."
+    )
+
+
+def _draw_apart(mesh: Any, here: torch.device) -> None:
+    """Let drawing random numbers for split tensors on a GPU need nobody else, now or later.
+
+    Where a process draws the first ones, torch has its whole group agree on them: a process that joins would wait for ranks that
+    drew theirs before, and a stage of a pipeline for one that draws none. Ranks with parts of one tensor seed their generators
+    alike for each microbatch (`data.rng`). And torch takes the GPU with the number of the rank, which may be another process's.
+    """
+    if here.type != "cuda":
+        return
+    from torch.distributed.tensor import _random
+
+    _random._rng_tracker = _random.OffsetBasedRNGTracker(mesh, run_state_sync=False)
+    _random._rng_tracker._device = here
 
 
 def _number(name: str, default: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import regroup
 from regroup.errors import UsageError
+from regroup.parallel import experts
+from tests.unit.parallel.fake_device import DEVICE, FakeDevice
 
 
 class Row:
@@ -67,3 +71,23 @@ def test_what_is_no_mixture_of_experts_is_refused() -> None:
         regroup.MixtureOfExperts(4, 6, 5, Row())
     with pytest.raises(UsageError, match="names expert 4; there are 4, numbered from 0"):
         regroup.through_experts(torch.zeros(1, 2), torch.tensor([[4]]), 4, lambda rows, _: rows, None)
+
+
+def test_numbers_of_rows_travel_in_host_memory_and_the_host_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective on the GPU that is aborted leaves anything in its tensors: as a number of rows that would end the process."""
+    moved: list[tuple[torch.device, torch.dtype]] = []
+
+    def all_to_all(rows: torch.Tensor, _mesh: Any, _sent: Any = None, _received: Any = None) -> torch.Tensor:
+        """Of a rank that has the same tokens as the other one."""
+        moved.append((rows.device, rows.dtype))
+        return rows.clone()
+
+    monkeypatch.setattr(experts, "all_to_all", all_to_all)
+    tokens, chosen = torch.randn(20, 4), torch.randint(4, (20, 2))
+    with FakeDevice() as device:
+        there, wanted = tokens.to(DEVICE), chosen.to(DEVICE)
+        device.take()
+        said = regroup.through_experts(there, wanted, 4, lambda rows, _: rows, Row())
+        assert device.take() == ["experts.through_experts: copy to the host"]
+        assert moved == [(torch.device("cpu"), torch.int64), (DEVICE, torch.float32), (DEVICE, torch.float32)]
+        assert torch.equal(said.to("cpu"), tokens.unsqueeze(1).expand(-1, 2, -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections import Counter
@@ -368,9 +369,8 @@ def test_experts_are_split_after_they_were_drawn(mesh_of_one: Callable[[str], An
         assert torch.equal(parameter.full_tensor() if is_split(parameter) else parameter, wanted)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_each_module_of_a_pipeline_computes_in_the_precision(precision: str) -> None:
-    asked = config.parse(
+def _asked_of_a_pipeline(precision: str) -> config.Config:
+    return config.parse(
         {
             "task": {"name": "language_model", "tied": False},
             "steps": 100,
@@ -380,8 +380,26 @@ def test_each_module_of_a_pipeline_computes_in_the_precision(precision: str) -> 
             "precision": precision,
         }
     )
-    model = build.cut(GPT(replace(SHAPE, tied=False)), asked)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_each_module_of_a_pipeline_computes_in_the_precision(precision: str) -> None:
+    model = build.cut(GPT(replace(SHAPE, tied=False)), _asked_of_a_pipeline(precision))
     assert model(torch.zeros(1, 8, dtype=torch.int64)).dtype == build.DTYPES[precision]
+
+
+def test_precision_of_a_pipeline_is_that_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, torch.dtype]] = []
+
+    def autocast(device_type: str, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+        asked.append((device_type, dtype))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+    with FakeTensorMode(), torch.device("cuda"):
+        model = build.cut(GPT(replace(SHAPE, tied=False)), _asked_of_a_pipeline("bfloat16"))
+        model(torch.zeros(1, 8, dtype=torch.int64))
+    assert asked == [("cuda", torch.bfloat16)] * len(model._modules)
 
 
 def test_layers_of_a_shape_are_what_refusals_count() -> None:

@@ -5,7 +5,7 @@ part of. torch.distributed.tensor is not imported for a model that has none.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,11 @@ def part_of(tensor: Any, name: str) -> Part:
 
 
 def whole(part: Part) -> torch.Tensor:
-    """Return the DTensor that a part is of, around the part's own memory. No communication. Raises StateError."""
-    from torch.distributed.tensor import DTensor
+    """Return the DTensor that a part is of, around the part's own memory. No communication. Raises StateError.
+
+    A copy of a state is in host memory, whatever device the mesh is of, and its DTensors stay there. They are for whoever reads or
+    writes bytes; nothing is computed with them.
+    """
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
     if mesh is None or not set(part.dims) <= set(mesh.mesh_dim_names):
@@ -79,9 +82,23 @@ def whole(part: Part) -> torch.Tensor:
     placements = [makes[kind](dim, factor) for kind, dim, factor in part.placements]
     shape = torch.Size(part.shape)
     here = mesh if part.dims == tuple(mesh.mesh_dim_names) else mesh[part.dims]
-    return DTensor.from_local(
-        part.local, here, placements, run_check=False, shape=shape, stride=torch.empty(shape, device="meta").stride()
-    )
+    return around(part.local, here, placements, shape, torch.empty(shape, device="meta").stride())
+
+
+def around(
+    local: torch.Tensor, over: Any, placements: Sequence[Any], shape: torch.Size, stride: Sequence[int]
+) -> torch.Tensor:
+    """Return the DTensor of this shape and these strides whose local tensor is `local`. `over`: its DeviceMesh. No communication.
+
+    Not by `DTensor.from_local`, which copies what is not on the mesh's kind of device: a checkpoint would be read into a copy on
+    the GPU, and be written from one.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    spec = DTensorSpec(over, tuple(placements), tensor_meta=TensorMeta(shape, tuple(stride), local.dtype))
+    made: Any = DTensor
+    return made(local.detach(), spec, requires_grad=False)  # type: ignore[no-any-return]
 
 
 def apart(value: Any, name: str = "") -> Any:
@@ -109,7 +126,7 @@ def joined(value: Any) -> Any:
 
 
 def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a DTensor without values, split as another one is. No communication."""
+    """Return a DTensor without values in host memory, split as another one is. No communication."""
     part = part_of(whole_, "tensor")
     local = torch.empty(part.local.shape, dtype=dtype)
     return whole(Part(local, part.dims, part.placements, part.shape))

@@ -33,7 +33,8 @@ def all_to_all(rows: torch.Tensor, mesh: Any, sent: Sizes | None = None, receive
     """Return the rows that came, in rank order. `rows`: [rows, ...], those for the first rank first.
 
     mesh: one dimension, such as mesh["expert"]; all its ranks call this, in forward and in backward. sent, received: number of rows
-    for and from each rank. None: equally many for each.
+    for and from each rank. None: equally many for each. Raises what `Groups.wait` does; of rows on a GPU, what `Groups.order` does:
+    the host does not wait for them.
     """
     moved: torch.Tensor = _AllToAll.apply(rows, mesh.get_group(), sent, received)  # type: ignore[no-untyped-call]
     return moved

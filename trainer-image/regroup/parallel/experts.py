@@ -100,7 +100,9 @@ def through_experts(
     by_expert = wanted.argsort(stable=True)
     # Each token is copied before it is sorted, so that backward adds up its gradients in one order.
     rows = tokens.unsqueeze(1).expand(-1, k, -1).reshape(-1, tokens.shape[-1]).index_select(0, by_expert)
-    counts = wanted.bincount(minlength=num_experts)
+    # The host needs these numbers: it reads from the device once, and they travel in host memory. On a GPU a collective that was
+    # aborted leaves anything in its tensors and does not raise, and a number of rows must not be anything.
+    counts = wanted.cpu().bincount(minlength=num_experts)
     if len(counts) != num_experts:
         raise UsageError(
             f"chosen of regroup.through_experts() names expert {len(counts) - 1}; there are {num_experts}, numbered from 0."
@@ -111,9 +113,9 @@ def through_experts(
         theirs = all_to_all(counts, mesh).view(ranks, -1)  # [ranks, experts here]: rows that come
         sent, received = counts.view(ranks, -1).sum(1).tolist(), theirs.sum(1).tolist()
         came = all_to_all(rows, mesh, sent, received)
-        here = (
-            torch.arange(num_experts // ranks, device=tokens.device).repeat(ranks).repeat_interleave(theirs.flatten())
-        )
+        of_piece = torch.arange(num_experts // ranks, device=tokens.device).repeat(ranks)
+        repeats = theirs.flatten().to(tokens.device, non_blocking=True)
+        here = of_piece.repeat_interleave(repeats, output_size=len(came))
         order = here.argsort(stable=True)  # by expert, and those of one expert by rank
         computed = compute(came.index_select(0, order), theirs.sum(0).tolist())
         said = all_to_all(computed.index_select(0, _inverse(order)), mesh, received, sent)

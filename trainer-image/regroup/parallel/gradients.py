@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from regroup.checkpoint.shards import is_split, local_of
+from regroup.checkpoint.shards import around, is_split, local_of
 from regroup.errors import UsageError
 
 from .fsdp import Uses
@@ -236,12 +236,8 @@ def _like(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
     """Return a gradient for a parameter, in the memory of `view`: a DTensor where the parameter is one."""
     if not is_split(parameter):
         return view
-    from torch.distributed.tensor import DTensor
-
     split: Any = parameter
-    return DTensor.from_local(
-        view, split.device_mesh, split.placements, run_check=False, shape=split.shape, stride=split.stride()
-    )
+    return around(view, split.device_mesh, split.placements, split.shape, split.stride())
 
 
 def hash_of(used: bytes) -> int:

@@ -69,8 +69,8 @@ def attention(
         raise UsageError(f"algorithm of regroup.attention() is {algorithm!r}; choose from {', '.join(ALGORITHMS)}.")
     if algorithm == "ring":
         raise UsageError(
-            'algorithm="ring" of regroup.attention() needs a GPU: torch has no kernel for ring attention on CPUs, and '
-            'regroup.mesh() works on CPUs only so far. Leave it out, or pass algorithm="ulysses".'
+            'algorithm="ring" of regroup.attention() does not work so far: torch has kernels for ring attention on GPUs only, and '
+            'it was not tried there. Leave it out, or pass algorithm="ulysses".'
         )
     num = ranks_of(mesh, CONTEXT, "regroup.attention")
     for name, one in (("query", query), ("key", key), ("value", value)):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+import regroup
 from regroup import model_group
 from regroup.checkpoint.shards import is_split
 from regroup.parallel.pipeline import Pipeline
@@ -37,6 +38,17 @@ def digest_of(model: torch.nn.Module, team: Any = None) -> str | None:
         team.all_reduce(held)
         digest.update(held.numpy().tobytes())
     return digest.hexdigest()
+
+
+def digest_together(model: torch.nn.Module, job: regroup.Job) -> str | None:
+    """Return `digest_of` a split model. All processes call it between two steps. None: of this process's model group one has died
+    meanwhile."""
+    digest = None
+    for attempt in job.collective("hash"):
+        digest = None  # on a GPU an attempt that was cut off may have hashed anything
+        with attempt as team:
+            digest = digest_of(model, team)
+    return digest
 
 
 def _bytes_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from regroup.step import Step
 from . import build, shares, tasks
 from .board import Board, curves
 from .config import Config
-from .digest import digest_of
+from .digest import digest_of, digest_together
 from .flops import peak_flops
 from .sections import ParameterServer
 from .speed import Meter, Speed
@@ -147,9 +147,7 @@ def train(config: Config) -> None:
                     held_out_loss, accuracy = result
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
             if is_last and mesh is not None:  # the parts come together, so all ranks take part, while they still meet
-                for attempt in job.collective("hash"):
-                    with attempt as team:
-                        digest = digest_of(model, team)
+                digest = digest_together(model, job)
         board.close()
         if job.is_main and (mesh is None or digest is not None):
             print(f"parameters sha256 {digest or digest_of(model)}", flush=True)
