@@ -29,14 +29,15 @@ run: .venv/.run-synced ## Train a sample with three local workers and kill one o
 demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained model (root; KEEP=1 leaves the cluster running)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
-# What only computes or downloads runs beside tests that measure no time, with the lowest priority: it takes what they leave.
 .PHONY: test
-test: | $(UV) ## Fast tests first (root); REGROUP_SLOW=1 adds the slow tests, as CI does
-	@$(MAKE) --no-print-directory programs & trap "kill $$! 2>/dev/null" EXIT; \
-	  $(MAKE) --no-print-directory verify test-unit && wait $$! && trap - EXIT
-	@$(MAKE) --no-print-directory test-trainer
+test: verify test-unit test-simulator test-trainer ## Tests that need neither root nor a cluster (REGROUP_SLOW=1: the slow ones, too)
+
+# What only computes runs beside tests that measure no time, with the lowest priority: it takes what they leave.
+.PHONY: test-cluster
+test-cluster: venv ## Tests with a real API server, kubelets and containers, and chaos (root; REGROUP_SLOW=1: the slow ones, too)
+	$(PYTEST) -m root tests/unit tests/trainer
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-api $(if $(REGROUP_CONTEXT),,images)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-chaos test-simulator
+	@$(MAKE) --no-print-directory test-chaos
 	@$(MAKE) --no-print-directory test-e2e
 
 # --- its parts ------------------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 .PHONY: test-all
 test-all: export REGROUP_SLOW := 1  # nothing is left out
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test test-oldest ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: test test-cluster test-oldest ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 100 --per-job 10 --model split --resume

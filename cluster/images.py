@@ -21,6 +21,7 @@ from pathlib import Path
 from cluster import baseimage, binaries, containerd, host, nodes, oci, paths, progress, storage, template
 from cluster.addresses import Node
 from cluster.errors import ClusterError
+from harness.archives import extract
 
 PAUSE = "localhost/pause:1"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -158,7 +159,7 @@ def add_archive(file: Path, name: str | None = None) -> oci.Image:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             with tarfile.open(file) as archive:
-                archive.extractall(scratch, filter="data")
+                extract(archive, scratch)
         except (OSError, tarfile.TarError, EOFError) as error:
             raise ClusterError(f"{file} cannot be read as an image archive: {error}.") from None
         if not Path(scratch, "index.json").exists():
@@ -284,7 +285,7 @@ def _export_from_docker(name: str, layout: Path) -> None:
         with subprocess.Popen(["docker", "save", name], stdout=subprocess.PIPE) as saved:
             assert saved.stdout is not None
             with tarfile.open(fileobj=saved.stdout, mode="r|") as archive:
-                archive.extractall(scratch, filter="data")
+                extract(archive, scratch)
         if not Path(scratch, "index.json").exists():
             raise ClusterError("This docker saves images in its old format: update docker to 25 or newer.")
         oci.adopt(layout, Path(scratch), name)

@@ -26,12 +26,17 @@ FIXTURES_S = 2400
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out, and give every test the timeout of its directory."""
+    """Leave slow tests out, and those that only root can run; give every test the timeout of its directory."""
     if not os.environ.get("REGROUP_SLOW"):
         slow = pytest.mark.skip(reason="slow: runs in CI and in `make test-all` (REGROUP_SLOW=1)")
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(slow)
+    if os.geteuid() != 0:
+        root = pytest.mark.skip(reason="root: runs in `make test-cluster`")
+        for item in items:
+            if item.get_closest_marker("root"):
+                item.add_marker(root)
     if not config.pluginmanager.has_plugin("timeout"):
         return
     for item in items:

@@ -19,6 +19,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bench.trials import BenchError
+from harness.archives import extract
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache" / "bench-gpu"
@@ -87,7 +88,7 @@ def site(python: str) -> Path | None:
     here, packed_here = CACHE / f"site-{python}", packed_site(python)
     if not here.is_dir() and packed_here.exists():
         with tempfile.TemporaryDirectory(dir=CACHE) as aside, tarfile.open(packed_here) as packed:
-            packed.extractall(aside, filter="data")
+            extract(packed, aside)
             Path(aside, "site").rename(here)
     return here if here.is_dir() else None
 

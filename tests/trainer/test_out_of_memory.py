@@ -41,6 +41,7 @@ def cgroup(tmp_path: Path) -> Iterator[Path]:
     made.rmdir()
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("who", "code", "sentence"),
     [

@@ -290,8 +290,6 @@ def test_counter_that_another_process_holds_for_ever_keeps_nobody(tmp_path: Path
 @pytest.fixture
 def shared() -> Iterator[Any]:
     """Start readers as other users: (user, name, ..) -> lines. `directory` has a cache that all of them may write to."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
     with tempfile.TemporaryDirectory() as name:  # no other user may enter pytest's
         directory = Path(name)
         directory.chmod(0o755)
@@ -310,6 +308,7 @@ def shared() -> Iterator[Any]:
         yield read
 
 
+@pytest.mark.root
 def test_second_user_of_a_directory_reads_what_is_there_and_is_told_that_it_cannot_write(shared: Any) -> None:
     assert len(shared(60001, "a", "b")) == 2
     assert len(shared(60002, "a", "b")) == 2, "it needs to write nothing, so nothing is said"
@@ -326,6 +325,7 @@ def test_second_user_of_a_directory_reads_what_is_there_and_is_told_that_it_cann
     assert len(files(shared.directory / "cache")) == 2
 
 
+@pytest.mark.root
 def test_user_whose_cache_has_files_of_another_that_cannot_be_removed_goes_on(shared: Any) -> None:
     cache = shared.directory / "cache"
     assert len(shared(60001, "a", "b")) == 2
@@ -339,6 +339,7 @@ def test_user_whose_cache_has_files_of_another_that_cannot_be_removed_goes_on(sh
     assert not [path for path in files(cache) if path.suffix == ".part"]
 
 
+@pytest.mark.root
 def test_directory_that_another_user_cannot_enter_is_no_error(shared: Any) -> None:
     (shared.directory / "cache").chmod(0o700)
     said, length = shared(60002, "a")
