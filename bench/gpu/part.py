@@ -68,9 +68,13 @@ class Sizes:
     copies: int
     """Snapshots and checkpoints whose cost is measured, after the first one."""
     meshes: tuple[str, ...]
-    """Sample configurations with a mesh."""
+    """Split models: names in `bench.gpu.parts.meshes.CASES`."""
+    read_at: tuple[str, ...]
+    """Splits at which a checkpoint of parts is read: names in READERS there."""
+    killed_meshes: tuple[str, ...]
+    """Dimensions of regroup.mesh() over which two groups that lose ranks split their model."""
     group_kills: int
-    """Kills in a job of two model groups."""
+    """Kills in each job of two model groups."""
     microbatches: tuple[int, ...]
     """Of GPT-2, sequences: the first is the one whose idle time is measured, the last is compared with the plain loop."""
     gpt_steps: int
@@ -96,11 +100,17 @@ ON_GPU = Sizes(
         "experts",
         "pipeline",
         "pipeline-interleaved",
+        "pipeline-zero-bubble",
         "fsdp-tensor",
         "pipeline-fsdp",
         "pipeline-tensor",
+        "fsdp-context",
+        "tensor-context",
+        "fsdp-experts",
     ),
-    group_kills=3,
+    read_at=("tensor: 2", "pipeline: 2", "no mesh"),
+    killed_meshes=("shard", "pipeline"),
+    group_kills=2,
     microbatches=(16, 64),
     gpt_steps=5,
     pairs=10,
@@ -116,6 +126,8 @@ DRY = Sizes(
     model="tiny",
     copies=2,
     meshes=("fsdp", "pipeline"),
+    read_at=("tensor: 2",),
+    killed_meshes=("pipeline",),
     group_kills=1,
     microbatches=(2, 4),
     gpt_steps=3,

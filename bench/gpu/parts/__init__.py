@@ -15,7 +15,7 @@ PARTS: tuple[Part, ...] = (
     Part("connecting", "10 times the next process is killed, too, while it connects", 90, kills.connecting),
     Part("scale", "2, 3, 2, 3, 2 ranks", 60, scale.run),
     Part("state", "snapshots, checkpoints, and continuing from each", 100, state.run),
-    Part("meshes", "each kind of split model beside one process", 75, meshes.run),
+    Part("meshes", "each kind of split model beside one process, read at another split, and killed", 120, meshes.run),
     Part("gpt2", "GPT-2 124M beside a plain loop", 150, gpt2.run),
     Part("overhead", "a step beside DDP, and a step of 20 ms", 75, overhead.run),
 )

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,11 +18,12 @@ from bench.gpu import __main__ as command
 from bench.gpu import judge, machine, prepare
 from bench.gpu.bounded import Ended, run_bounded
 from bench.gpu.machine import Machine
-from bench.gpu.part import Context, Part, Row
+from bench.gpu.part import ON_GPU, Context, Part, Process, Row
 from bench.gpu.parts import PARTS, environment, gpt2, kills, meshes, state
 from bench.gpu.report import Report
 from bench.leftovers import end_leftovers
 from bench.trials import BenchError, Trial
+from regroup.layout import KNOWN_DIMS, PRODUCTS
 
 ROOT = Path(__file__).parents[3]
 H200 = Machine("cuda", ("NVIDIA H200",), "570.1", "2.11.0+cu130", (2, 30, 7), "/nccl", "3.12.3", 16, "/usr/bin/gcc")
@@ -157,7 +158,40 @@ def test_verdicts_about_kills(trials: list[Trial], want: list[bool]) -> None:
     ],
 )
 def test_verdict_about_kills_in_a_group(trials: list[Trial], want: bool) -> None:
-    assert meshes.verdict_on_groups(context(H200), trials).holds is want
+    assert meshes.verdict_on_groups(context(H200), trials, "shard").holds is want
+
+
+def test_every_split_of_a_model_is_trained() -> None:
+    sizes = [meshes.CASES[name].sizes for name in ON_GPU.meshes]
+    assert {name for one in sizes for name in one} == set(KNOWN_DIMS)
+    assert all(set(product) in [set(one) for one in sizes] for product in PRODUCTS)
+    assert {meshes.CASES[one].ranks for one in ON_GPU.meshes} == {2, 4}
+    wholes = {meshes.CASES[one].whole for one in ON_GPU.meshes}
+    assert len(wholes) == 6, "models that differ in their mesh only are compared with one run"
+    assert {case.whole for case in meshes.READERS.values()} == {meshes.WRITER.whole} <= wholes
+
+
+@pytest.mark.parametrize(
+    ("case", "losses", "want"),
+    [
+        pytest.param("fsdp", "1.0000 2.0000", True, id="equal"),
+        pytest.param("fsdp", "1.0000 2.0030", False, id="another loss"),
+        pytest.param("fsdp-tensor", "1.0000 2.0030", True, id="rounded products differ by more"),
+        pytest.param("fsdp", "1.0000", False, id="a step is missing"),
+        pytest.param("context", "1.0000 2.0000", False, id="nothing to compare with"),
+        pytest.param("fsdp", None, False, id="it failed"),
+    ],
+)
+def test_losses_of_a_split_model_are_judged(case: str, losses: str | None, want: bool) -> None:
+    class Run:
+        def finished(self) -> str:
+            if losses is None:
+                raise BenchError("fsdp-split ended with exit code 1.\nIts last lines")
+            return "".join(f"step {n}  loss {loss}  norm 1\n" for n, loss in enumerate(losses.split(), 1))
+
+    wholes = {meshes.CASES[name].whole: {1: 1.0, 2: 2.0, 3: 3.0} for name in ("fsdp", "fsdp-tensor")}
+    row = meshes.compared(context(CPU), "what", meshes.CASES[case], wholes, cast(Process, Run()), range(1, 3))
+    assert row.holds is want
 
 
 @pytest.mark.parametrize(
