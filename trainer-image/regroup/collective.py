@@ -266,6 +266,13 @@ class Collective:
             raise error.with_traceback(None) from None  # the script's line is what matters
 
     def _all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._team is not None and self._team.world_size > 1:
-            self._team.all_reduce(tensor)
+        team = self._team
+        if team is None or team.world_size == 1:
+            return tensor
+        if team.nccl is None and tensor.device.type != "cpu":  # some ranks of a generation: they have gloo only
+            host = tensor.detach().cpu()
+            team.all_reduce(host)
+            tensor.detach().copy_(host)
+        else:
+            team.all_reduce(tensor)
         return tensor

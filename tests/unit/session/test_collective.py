@@ -1,13 +1,17 @@
 """Who repeats a block of the user's collectives in a generation that began while some ranks were in one."""
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
-from regroup.collective import together, with_whole_groups
+from regroup.collective import Blocks, Collective, together, with_whole_groups
 from regroup.errors import UsageError
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
 from regroup.protocol.state import StatePair
+from tests.unit.parallel.fake_device import DEVICE, FakeDevice
 
 
 def at(step: int, block: Block | None = None, generation: int = 1) -> Arrival:
@@ -107,3 +111,21 @@ def test_arrival_survives_its_form_on_the_way() -> None:
     for arrival in (fresh(), at(3, DONE), Arrival(StatePair(2, 7), 3, 4, EVAL, ended=True, seed=2**64 - 1)):
         as_sent = [list(value) if isinstance(value, tuple) else value for value in arrival.to_json()]
         assert Arrival.from_json(as_sent) == arrival
+
+
+@pytest.mark.parametrize(("nccl", "device"), [(None, "cpu"), ("NCCL", DEVICE.type)], ids=["some ranks", "all ranks"])
+def test_sum_among_some_ranks_goes_through_host_memory(nccl: Any, device: str) -> None:
+    """A group of some ranks has gloo only."""
+    seen: list[str] = []
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        seen.append(tensor.device.type)
+        tensor.mul_(2)
+
+    block = Collective(cast(Blocks, None), "eval")
+    block._team = cast(Any, SimpleNamespace(world_size=2, nccl=nccl, all_reduce=all_reduce))
+    with FakeDevice():
+        right = torch.ones(2).to(DEVICE)
+        assert block.all_reduce(right) is right
+        assert right.to("cpu").tolist() == [2, 2]
+    assert seen == [device]
