@@ -388,6 +388,7 @@ class Job:
         self._left_loop = False
         self._durable = Durable(self.state, self.plan, model_group.inner())
         self._device = next(model.parameters(), torch.empty(0)).device
+        model_group.check_device(self._device)
         make_current(self._device)
         self._noise: NoiseScale | None = None
         if noise_scale:

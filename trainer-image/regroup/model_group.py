@@ -41,24 +41,27 @@ def mesh(*, device: Any = None, **sizes: int) -> Any:
     expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`); pipeline: ranks that
     compute the same samples, each some of the layers (`regroup.pipeline`). The other ranks of the job hold further copies of the
     model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
-    communicate with: every process builds the model from the same seed. device: that of the model; None: `regroup.device()`.
+    communicate with: every process builds the model from the same seed. device: the model's, such as "cpu"; None:
+    `regroup.device()`.
     Raises UsageError for a mesh that does not fit the workers, and for dimensions that do not work together.
     """
     global _layout, _inner
     if _layout is not WHOLE:
         raise UsageError("regroup.mesh() was called a second time. Call it once, and take parts of it: mesh['shard'].")
     wanted = Layout.of(sizes)
+    here = _device_of(device)
     workers, processes = _number(env.WORKERS_PER_GROUP, 1), _number(env.LOCAL_WORLD_SIZE, 1)
     place = _number(env.GROUP_PLACE, _number(env.LOCAL_RANK, 0))
     _inner = inner_index(wanted, place, processes, workers)
     _layout = wanted
-    here = accelerator.device() if device is None or device == "cuda" else torch.device(device)
     accelerator.make_current(here)
     living.start(_inner, wanted.size)
     from torch.distributed.device_mesh import init_device_mesh
 
     names = tuple(name for name, _ in wanted.dims)
     shards.mesh = init_device_mesh(here.type, tuple(size for _, size in wanted.dims), mesh_dim_names=names)
+    if here.type == "cuda":
+        _draw_without_asking(shards.mesh, here)
     if not os.environ.get(env.SOCKET):
         living.bind_alone(here)
     return shards.mesh
@@ -82,6 +85,50 @@ def pipeline(
     model = make(modules, schedule, boundaries, stages, rank, num_ranks)
     edges.plan(model.num_stages)
     return model
+
+
+def check_device(model_device: torch.device) -> None:
+    """Raise UsageError where the model is not on the device that `mesh` was made for."""
+    if shards.mesh is not None and shards.mesh.device_type != model_device.type:
+        raise UsageError(
+            f"The model is on {model_device}, and regroup.mesh() was made for {shards.mesh.device_type}. Move the model with "
+            f"model.to(regroup.device()) before it is split, or pass device={model_device.type!r} to regroup.mesh()."
+        )
+
+
+def _device_of(said: Any) -> torch.device:
+    """Return the device that a script means. Raises UsageError."""
+    if said is None:
+        return accelerator.device()
+    try:
+        wanted = torch.device(said)
+    except (RuntimeError, TypeError):
+        wanted = torch.device("meta")
+    if wanted.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f'device of regroup.mesh() is {said!r}; it must be "cuda", "cpu", or a torch.device of these. Leave it out to have '
+            "regroup.device()."
+        )
+    if wanted.type == "cpu" or wanted.index is not None:
+        return wanted
+    here = accelerator.device()
+    if here.type != "cuda":
+        raise UsageError(
+            f"device of regroup.mesh() is {said!r}, and this process sees no GPU. Leave it out to train on the CPU."
+        )
+    return here
+
+
+def _draw_without_asking(made: Any, here: torch.device) -> None:
+    """Let random operations of a DTensor on a GPU communicate with nobody. A session seeds the ranks of a microbatch alike.
+
+    Torch would compare the seeds of all ranks at the first such operation, and a process that joins later would do so alone.
+    """
+    from torch.distributed.tensor import _random
+
+    tracker = _random.OffsetBasedRNGTracker(made, run_state_sync=False)
+    tracker._device = here  # torch takes the one of this number in the model group
+    _random._rng_tracker = tracker
 
 
 def _number(name: str, default: int) -> int:
