@@ -118,8 +118,8 @@ def test_as_many_may_still_end_as_a_few_generations_have(monkeypatch: pytest.Mon
 def test_tensor_of_a_first_collective_lives_until_the_gpu_no_longer_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNccl(abort_ends=False)
     monkeypatch.setattr(nccl, "open_backend", lambda store, *_: fake.backend(store))
-    tensors: list[Any] = []
-    monkeypatch.setattr(nccl, "first_tensor", lambda _device: tensors.append(torch.zeros(1)) or tensors[-1])
+    tensors = [torch.zeros(1)]
+    monkeypatch.setattr(nccl, "first_tensor", lambda _device: tensors[0])
     groups = make_groups()
     connecting = Connecting(groups)
     until(lambda: fake.works and fake.works[0].asked.is_set(), "the first collective is waited for")
@@ -200,7 +200,7 @@ def test_collective_that_is_given_up_keeps_its_tensors_until_it_has_ended() -> N
     group = bound(groups, "1")
     group.allreduce([torch.ones(1, device=META)])
     gc.collect()
-    assert list(groups._on_device.values()) == fakes[1].works
+    assert [id(work) for work in groups._on_device.values()] == [id(work) for work in fakes[1].works]
     fakes[1].works[0].ended.set()
     groups.forget_ended()
     assert groups._on_device == {}
@@ -382,7 +382,7 @@ def test_coalesced_collectives_have_one_work_at_their_end(group: LivingGroup) ->
     group._on_gpu.returns_work = False
     assert group.allreduce([torch.ones(2, device=META)]) is None
     group._on_gpu.returns_work = True
-    assert group._end_coalescing(META).wait()  # type: ignore[attr-defined]
+    assert group._end_coalescing(META).wait()
     assert [kind for kind, _ in group._on_gpu.calls] == ["_start_coalescing", "allreduce", "_end_coalescing"]
     assert group._target.calls == []
 
