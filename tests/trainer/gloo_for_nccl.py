@@ -2,8 +2,8 @@
 
 What a process sees of NCCL is as it was seen on a GPU:
 - A backend is not connected when it is made; its first collective connects it.
-- A collective on which another one depends is not waited for by the host (`order`). Where a rank has died it does not end, and
-  does not raise. An abort ends it, and leaves anything in its tensors.
+- A collective on which another one depends is not waited for by the host (`order`). Where a rank has died that does not raise:
+  the host goes on with anything in its tensors, as after an abort, until the commit.
 - An optimizer steps the parameters of a group together, where the script does not say otherwise.
 - Whoever asks whether a collective has ended gets an answer at once; its error is found afterwards (`finish`).
 
@@ -13,13 +13,14 @@ What a process sees of NCCL is as it was seen on a GPU:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import ErrorType, ProcessGroup
 
-from regroup.generation import nccl
+from regroup.generation import living, nccl
 from regroup.generation.backends import Backend
 from regroup.generation.groups import open_gloo
 from regroup.generation.sockets import Sockets, device_alone
@@ -77,13 +78,13 @@ class GlooForNccl(Backend):
 
 
 def order(work: Any) -> None:
-    """In place of a stream, which has no host to tell: wait until the collective has ended, or was aborted."""
+    """In place of a stream, which has no host to tell: wait until the collective has ended, failed, or was aborted."""
     end, is_over = _end, threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(RuntimeError):
             work.wait()  # not in this thread: an abort does not end gloo's own wait
-            is_over.set()
+        is_over.set()
 
     threading.Thread(target=wait, daemon=True).start()
     while not (is_over.is_set() or end.is_set()):
@@ -110,5 +111,7 @@ def install() -> None:
     }
     for name, value in replaced.items():
         setattr(nccl, name, value)
-    optimizers: Any = torch.optim.optimizer
+    # gloo's own is never complete, whoever asks (torch 2.13).
+    living.LivingGroup.scatters = lambda *_: False  # type: ignore[method-assign]
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")  # torch.optim takes the name off
     optimizers._get_foreach_kernels_supported_devices = lambda: ["cpu"]

@@ -9,6 +9,7 @@ TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
 TEST_RESIZE_AT  the first generation ends with this step: ranks wait in it until they know of the next one
 TEST_FAULT      see faults.py
+TEST_NCCL       tensors go the way of those on a GPU, over gloo (gloo_for_nccl.py)
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
 
 Its last line is JSON: losses by step, identity of the model.
@@ -25,6 +26,10 @@ import torch
 import regroup
 from regroup.checkpoint.shards import is_split, local_of
 
+if os.environ.get("TEST_NCCL"):
+    from gloo_for_nccl import install  # type: ignore[import-not-found]  # it lies beside this script
+
+    install()
 WIDTH, HEADS, VOCABULARY, LENGTH = 16, 4, 12, 16
 EXPERTS, TOP_K = int(os.environ.get("TEST_EXPERTS", "0")), int(os.environ.get("TEST_TOP_K", "1"))
 sizes = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("TEST_MESH", "").split())}

@@ -119,6 +119,9 @@ class FakeNccl:
         work = self.allreduce([output])
         return work if options is None or options.asyncOp else None
 
+    def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> FakeWork:
+        return self.allreduce(tensors)
+
     def get_error(self) -> ErrorType:
         return self.error
 

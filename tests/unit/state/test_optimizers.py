@@ -11,7 +11,8 @@ import torch
 
 from regroup.checkpoint import shards
 from regroup.errors import UsageError
-from regroup.state.optimizers import as_optimizer, load_exactly
+from regroup.state import optimizers
+from regroup.state.optimizers import as_optimizer, load_exactly, step
 from regroup.state.training import TrainingState
 
 
@@ -191,3 +192,78 @@ def test_sparse_adam_is_refused() -> None:
     model = torch.nn.Embedding(4, 2, sparse=True)
     with pytest.raises(UsageError, match=r"SparseAdam, which takes sparse gradients only.*Adam"):
         as_optimizer(torch.optim.SparseAdam(model.parameters()), model)
+
+
+# --- parameters of several meshes --------------------------------------------------------------------------------------
+
+
+class Stepped(torch.optim.SGD):
+    """Notes for each group how it is stepped."""
+
+    def __init__(self, groups: Any, *, fails: bool = False) -> None:
+        super().__init__(groups, lr=0.1)
+        self.foreach: list[Any] = []
+        self._fails = fails
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        self.foreach = [group["foreach"] for group in self.param_groups]
+        if self._fails:
+            raise RuntimeError("no memory")
+
+
+def split_over(mesh: str | None) -> torch.nn.Parameter:
+    """Return a parameter that is split over a mesh of this name; None: it is whole."""
+    made = torch.nn.Parameter(torch.zeros(1))
+    if mesh is not None:
+        made.device_mesh = mesh  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "is_split", lambda one: hasattr(one, "device_mesh"))
+    monkeypatch.setattr(shards, "mesh", "mesh")
+
+
+MIXED = ["tensor", None]
+
+
+@pytest.mark.usefixtures("split")
+@pytest.mark.parametrize(
+    ("meshes", "settings", "want"),
+    [
+        pytest.param(MIXED, {}, False, id="some are whole"),
+        pytest.param(["tensor", "shard"], {}, False, id="two meshes"),
+        pytest.param(["shard", "shard"], {}, None, id="one mesh: together"),
+        pytest.param([None, None], {}, None, id="all are whole: together"),
+        pytest.param(MIXED, {"foreach": True}, True, id="the script has said how"),
+        pytest.param(MIXED, {"foreach": False}, False, id="as it is done here"),
+        pytest.param(MIXED, {"fused": True}, None, id="the script has said fused"),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("number", [1, 2])
+def test_parameters_of_several_meshes_are_stepped_one_by_one(
+    meshes: list[str | None], settings: dict[str, Any], want: bool | None, fails: bool, number: int
+) -> None:
+    mixed = {"params": [split_over(mesh) for mesh in meshes], **settings}
+    plain = {"params": [split_over(None)]}
+    optimizer = Stepped([mixed, plain], fails=fails)
+    model = torch.nn.Module()
+    model.own = torch.nn.ParameterList([*mixed["params"], *plain["params"]])
+    both: Any = optimizer if number == 1 else as_optimizer([optimizer], model)
+    before = [dict(group) for group in optimizer.param_groups]
+    if fails:
+        with pytest.raises(RuntimeError, match="no memory"):
+            step(both) if number == 1 else both.step()
+    else:
+        step(both) if number == 1 else both.step()
+    assert optimizer.foreach == [want, None]
+    assert [dict(group) for group in optimizer.param_groups] == before, "the setting is the script's"
+
+
+@pytest.mark.usefixtures("split")
+def test_optimizer_that_knows_no_foreach_is_stepped_as_it_is() -> None:
+    optimizer = Precise([split_over(mesh) for mesh in MIXED])
+    step(optimizer)
+    assert "foreach" not in optimizer.param_groups[0]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from regroup.data import SamplePlan
+from regroup.errors import GenerationChanged, PeerLost
 from regroup.generation.groups import Groups
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.strategy import Share
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
+from regroup.transaction import commit
 from regroup.transaction import kept as shelves
 from regroup.transaction.commit import Committer
 from tests.unit.parallel.ranks import Ranks
@@ -119,3 +123,26 @@ def test_a_step_that_was_applied_frees_what_was_kept() -> None:
         assert found() is None
 
     Ranks(1).run(follow)
+
+
+@pytest.mark.parametrize("aborted", [True, False], ids=["aborted before the row is sent", "the rows do not come"])
+def test_what_an_abort_may_have_left_is_not_kept(monkeypatch: pytest.MonkeyPatch, aborted: bool) -> None:
+    """On GPUs the host has not waited for what was summed inside the group. Until its row is sent nobody has applied the step."""
+    committer: Any = Committer.__new__(Committer)
+    committer.plan = SimpleNamespace(layout=SimpleNamespace(size=2))
+    kept, sent = [], []
+
+    def check() -> None:
+        if aborted:
+            raise GenerationChanged("generation 1 has ended")
+
+    def exchange(*_: Any) -> None:
+        sent.append("row")
+        raise PeerLost("rank 1")
+
+    committer.membership = SimpleNamespace(check=check, groups=None)
+    monkeypatch.setattr(committer, "_row", lambda _share: "row", raising=False)
+    monkeypatch.setattr(commit, "exchange", exchange)
+    with pytest.raises(GenerationChanged if aborted else PeerLost):
+        committer._rows(None, lambda: kept.append("gradients"))
+    assert (kept, sent) == (([], []) if aborted else (["gradients"], ["row"]))

@@ -18,6 +18,7 @@ import torch
 from regroup.errors import UsageError
 from regroup.layout import PIPELINE, Layout
 
+from . import nccl
 from .groups import Groups, Part, Pending
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
@@ -83,7 +84,9 @@ class Edges:
         pending, header = self._headers.pop(low)
         part.wait([pending])
         tensors = empty_like(header.tolist(), part.device)
-        part.order([_get(part, one.detach()) for one in tensors if one.numel()])
+        coming = [(one, _get(part, one.detach())) for one in tensors if one.numel()]
+        part.order([pending for one, pending in coming if not nccl.hold_places(one)])
+        part.wait([pending for one, pending in coming if nccl.hold_places(one)])
         return tensors
 
     def send_gradients(self, low: int, gradients: Sequence[torch.Tensor]) -> None:
@@ -93,8 +96,7 @@ class Edges:
 
     def expect_gradients(self, low: int, outputs: Sequence[torch.Tensor]) -> "Coming":
         """Let the gradients of these activations come. In the order in which they were sent."""
-        gradients = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in outputs]
-        return Coming(self._part(low, GRADIENTS), gradients)
+        return Coming(self._part(low, GRADIENTS), [(one.shape, one.dtype, one.device) for one in outputs])
 
     def finish(self) -> None:
         """Wait until everything has been sent. Raises what `Groups.wait` does."""
@@ -106,6 +108,7 @@ class Edges:
 
     def _put(self, part: Part, tensor: torch.Tensor, *, control: bool = False) -> None:
         self._sent = [one for one in self._sent if not self._groups.is_completed(one[0].work)]
+        self._groups.forget_ended()  # else a stage that receives no headers would hold what it has sent until the step's end
         if tensor.numel():
             tensor = tensor.detach().contiguous()
             self._sent.append((part.launch("broadcast", [tensor], _from(part.rank), control=control), tensor))
@@ -114,18 +117,20 @@ class Edges:
 class Coming:
     """Gradients that are on their way."""
 
-    def __init__(self, part: Part, gradients: list[torch.Tensor]) -> None:
-        """`gradients`: what they are received into."""
-        self._part, self._gradients = part, gradients
-        self._pending = self._receive() if part.nccl is None else None
+    def __init__(self, part: Part, shapes: Sequence[tuple[torch.Size, torch.dtype, torch.device]]) -> None:
+        """`shapes`: what is received."""
+        self._part, self._shapes = part, shapes
+        self._begun = self._receive() if part.nccl is None else None
 
     def wait(self) -> list[torch.Tensor]:
         """Return them, for what this thread launches next on their device. Raises what `Groups.order` does."""
-        self._part.order(self._receive() if self._pending is None else self._pending)
-        return self._gradients
+        gradients, pending = self._receive() if self._begun is None else self._begun
+        self._part.order(pending)
+        return gradients
 
-    def _receive(self) -> list[Pending]:
-        return [_get(self._part, one) for one in self._gradients if one.numel()]
+    def _receive(self) -> tuple[list[torch.Tensor], list[Pending]]:
+        gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in self._shapes]
+        return gradients, [_get(self._part, one) for one in gradients if one.numel()]
 
 
 def header_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

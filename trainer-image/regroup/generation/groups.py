@@ -118,13 +118,17 @@ class Groups:
         self._gloo: Backend | None = None
         self._nccl: dict[str, Backend] = {}
         """Where tensors are on a GPU, NCCL's communicator of each part by its name, and that of all ranks (_ALL)."""
+        self._first: Any = None
+        """The tensor of the communicators' first collectives. The GPU may write there until an abort has ended."""
         self._world: Any = None
         self._wanted = dict(parts or {})
         self._parts: dict[str, Part] = {}
         self._teams: list[tuple[Any, Backend]] = []
         """Torch's groups of some of the ranks, with the backend of each."""
         self._on_device: dict[int, Work] = {}
-        """Collectives on the GPU that were not waited for to the end, by id: with them their tensors live."""
+        """Collectives on the GPU that nobody has waited for yet, by id: with them their tensors live."""
+        self._ordered: dict[int, Pending] = {}
+        """By backend: the last collective on the GPU that only the GPU has waited for (`order`)."""
         self.waited_s = 0.0
         """Seconds that the main thread has waited for other ranks in all."""
         self.waits_since_s: float | None = None
@@ -165,7 +169,7 @@ class Groups:
         # One after the other, in one order of names on all ranks: so no two ranks wait for each other in different ones.
         wait_ended(nccl.most_ending(os.environ) * len(members))
         self._check_aborted()
-        tensor = nccl.first_tensor(self.device)
+        tensor = self._first = nccl.first_tensor(self.device)
         for name, ranks in members.items():
             nccl.connect(self._open_nccl(name, ranks), tensor, self.is_completed)
 
@@ -398,21 +402,36 @@ class Groups:
         with self.waiting(), collective(self.failed):
             for one in pending:
                 self._wait(one)
-            for work in list(self._on_device.values()):  # a step that was thrown away waits for none of its own
-                if self.is_completed(work):
-                    self._on_device.pop(id(work), None)
+            self.forget_ended()  # a step that was thrown away waits for none of its own
         self.check()
+
+    def wait_all(self, pending: Sequence["Pending"]) -> None:
+        """As `wait`, and for what `order` has left to the GPU: what has been computed from that may be relied on afterwards.
+
+        A read of a value of the GPU would wait for it, too, but for a lost connection or an error of NCCL it would wait for ever.
+        """
+        self.wait([*self._ordered.values(), *pending])
+        self._ordered = {}
+
+    def forget_ended(self) -> None:
+        """Let go of the tensors of collectives on the GPU that have ended. Raises Aborted."""
+        for work in list(self._on_device.values()):
+            if self.is_completed(work):
+                self._on_device.pop(id(work), None)
 
     def order(self, pending: Sequence["Pending"]) -> None:
         """Have what this thread launches next see the results of collectives: on a GPU without a wait of the host, else by `wait`.
 
-        That they have succeeded is known after a later `wait` only. Raises as `wait` does.
+        That they have succeeded is known after `wait_all` only. Raises as `wait` does.
         """
         for one in pending:
             if one.backend.on_gpu:
                 self.check()
                 with collective(self.failed):
                     nccl.order(one.work)
+                # Memory that is let go from here on is used again after the collective: by its own stream.
+                self._on_device.pop(id(one.work), None)
+                self._ordered[id(one.backend)] = one
         self.wait([one for one in pending if not one.backend.on_gpu])
 
     @contextlib.contextmanager
@@ -478,6 +497,11 @@ class Groups:
             nccl.with_work(arguments)
         with collective(self.failed):
             work = backend.launch(method, *arguments)
+        return self.started(work, backend)
+
+    def started(self, work: Work, backend: Backend) -> "Pending":
+        """Return a collective that was started on one of this generation's backends, for `wait` or `order`. On a GPU its tensors
+        are kept until then: the script may forget them where a step is cut off, and the GPU still writes there."""
         if backend.on_gpu:
             self._on_device[id(work)] = work
         return Pending(work, backend)
@@ -530,7 +554,7 @@ class Groups:
             # Within the lock: `close`, in the thread that sees the flag, must find a backend handed over, or nothing aborts it. All
             # of them at once: an abort frees memory of the GPU, and waits there for collectives of the others.
             for backend in self._nccl.values():
-                backend.abort(self._asking, keep=self._on_device)
+                backend.abort(self._asking, keep=(self._on_device, self._first))
         self.sockets.shut_down()
         self._done.set()
 
@@ -556,7 +580,7 @@ class Groups:
                 held += backend.release()
         let_go(held, [group for group in (self._world, *(group for group, _ in self._teams)) if group is not None])
         self._world = self._gloo = self._store = self._server = None
-        self._nccl, self._parts, self._teams = {}, {}, []
+        self._nccl, self._parts, self._teams, self._ordered = {}, {}, [], {}
 
     def keep(self, group: Any, backend: Backend) -> None:
         """Let go of a team's together with the groups."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllreduceOptions,
+    BarrierOptions,
     FakeProcessGroup,
     HashStore,
     PrefixStore,
@@ -49,7 +50,6 @@ _SLICED = (
     "all_to_all_single",
     "gather",
     "scatter",
-    "barrier",
 )
 """Collectives of a ProcessGroup that `Groups.wait` can wait for in slices."""
 _SCATTERED = ("reduce_scatter_single", "_reduce_scatter_base")
@@ -106,7 +106,7 @@ class LivingGroup(ProcessGroup):
 
     def call(self, kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Start a collective on the target; return torch's Work."""
-        groups, target = self._groups, self._target_for(arguments)
+        groups, target = self._groups, self._target_for((*arguments, *options.values()))
         if groups is None:
             return getattr(target, kind)(*arguments, **options)
         groups.check_use()
@@ -116,9 +116,18 @@ class LivingGroup(ProcessGroup):
             nccl.with_work((*arguments, *options.values()))
         with collective(groups.failed):
             work = getattr(target, kind)(*arguments, **options)
+        if work is None:  # between `_start_coalescing` and `_end_coalescing`, which returns it for all
+            return None
         if on_gpu:
-            return _Ordered(work, groups, self._nccl)
-        return work if kind in _WHOLE else _Sliced(work, groups, self._gloo)
+            waits = _Sliced if nccl.hold_places((*arguments, *options.values())) else _Ordered
+            return waits(groups.started(work, self._nccl), groups)
+        return work if kind in _WHOLE else _Sliced(Pending(work, self._gloo), groups)
+
+    def barrier(self, opts: Any = None) -> Any:  # noqa: ARG002
+        """Wait for the others: the host does, so by gloo wherever the tensors are."""
+        options = BarrierOptions()
+        options.device = torch.device("cpu")
+        return self.call("barrier", (options,), {})
 
     def scatters(self, arguments: Sequence[Any]) -> bool:
         """Return whether the backend for these tensors has a reduce-scatter of its own."""
@@ -245,23 +254,23 @@ setattr(
 class _Sliced(Work):
     """A collective whose wait ends with its generation."""
 
-    def __init__(self, work: Any, groups: Groups, backend: Backend) -> None:
+    def __init__(self, pending: Pending, groups: Groups) -> None:
         super().__init__()
-        self._work, self._groups, self._backend = work, groups, backend
+        self._pending, self._groups = pending, groups
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002
         """Wait for it. Raises what `Groups.wait` does. No clock ends it: membership does."""
-        self._groups.wait([Pending(self._work, self._backend)])
+        self._groups.wait([self._pending])
         return True
 
     def is_completed(self) -> bool:
-        return self._groups.is_completed(self._work)
+        return self._groups.is_completed(self._pending.work)
 
     def get_future(self) -> Any:
-        return self._work.get_future()
+        return self._pending.work.get_future()
 
     def exception(self) -> Any:
-        return self._work.exception()
+        return self._pending.work.exception()
 
 
 class _Ordered(_Sliced):
@@ -273,7 +282,7 @@ class _Ordered(_Sliced):
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002
         """Have the current stream wait for it. Raises what `Groups.order` does."""
-        self._groups.order([Pending(self._work, self._backend)])
+        self._groups.order([self._pending])
         return True
 
 

@@ -94,6 +94,20 @@ def serves(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+_PLACES = (torch.int16, torch.int32, torch.int64)
+
+
+def hold_places(values: Any) -> bool:
+    """Return whether a tensor among these, or in lists of them, holds whole numbers, which a model may use as places or sizes.
+
+    An abort leaves anything in the tensors of a collective. Floating-point numbers of that kind do no harm until the commit fails.
+    A place that does not exist fails on the GPU, which then ends every process that uses it. So the host waits for these.
+    """
+    if isinstance(values, (list, tuple)):
+        return any(map(hold_places, values))
+    return isinstance(values, torch.Tensor) and values.dtype in _PLACES
+
+
 def open_backend(store: Any, rank: int, size: int) -> Backend:
     """Return a backend that is not connected. No collective of it times out: membership ends it."""
     from torch._C._distributed_c10d import ProcessGroupNCCL

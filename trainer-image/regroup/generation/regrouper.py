@@ -45,7 +45,7 @@ from regroup.state.durable import Durable, Origin
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
-from . import edges, living, parts, transfer
+from . import edges, living, nccl, parts, transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, odd_strides, shared_gpu
 from .backends import wait_closed, wait_ended
 from .groups import Gathering, Groups, Part
@@ -190,6 +190,9 @@ class Regrouper:
         if isinstance(error, GroupBroken):
             self.leave(error)
             return True
+        if isinstance(error, Exception) and self._may_come_of_an_abort():
+            self.leave()
+            return True
         if isinstance(error, BackendError):
             # Other ranks have it, too, and end: from here on the connections say nothing.
             if not self._watcher.wait_newer(self.origin.generation, SUPERSEDED_S):
@@ -209,6 +212,17 @@ class Regrouper:
         print(f"A collective of generation {self.origin.generation} failed with the group: {error}", flush=True)
         self.leave(outcome)
         return True
+
+    def _may_come_of_an_abort(self) -> bool:
+        """Return whether a script's error may come from what an abort has left in a tensor.
+
+        Inside a model group on GPUs the script goes on with what a collective returns before that has ended. Its own check of a
+        loss may then see anything. The step runs again, and an error of the script's own comes again. An error while a step is
+        applied is not of this kind: from then on the state has no name.
+        """
+        is_ahead = self._plan.layout.size > 1 and nccl.serves(self._device)
+        is_cut = self.groups is not None and self.groups.aborted
+        return is_ahead and is_cut and self._state.pair is not None
 
     def leave_at_cut(self) -> None:
         """See Membership. The groups are closed once the next ones stand; on GPUs they begin to end now."""

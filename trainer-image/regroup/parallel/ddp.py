@@ -226,7 +226,9 @@ class DataParallel:
         if self._groups is None:
             return
         pending = [*self._works, *self._buffers.sent]
-        if pending:  # together: each wait is one of the host for the device
+        if self._layout.size > 1:
+            self._groups.wait_all(pending)  # with what was summed inside the group: rule REDUCED
+        elif pending:  # together: each wait is one of the host for the device
             self._groups.wait(pending)
         if self._num_sent:
             self._works, self._num_sent = [], 0

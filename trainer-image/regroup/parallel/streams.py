@@ -28,7 +28,7 @@ class Streams:
 
         The others wait because a gradient's memory is theirs: once the block has dropped it, they give it to what they run next.
         """
-        if len(self._seen) < 2:
+        if not self._seen:
             yield
             return
         current = torch.cuda.current_stream(self._device)

@@ -85,6 +85,8 @@ def step(optimizer: Any) -> None:
 
 
 def _is_mixed(parameters: Sequence[Any]) -> bool:
+    if shards.mesh is None:
+        return False
     meshes = {one.device_mesh if is_split(one) else None for one in parameters}
     return len(meshes) > 1
 

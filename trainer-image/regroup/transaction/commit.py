@@ -307,6 +307,8 @@ class Committer:
 
     def _rows(self, share: Share, keep: Callable[[], None]) -> Header:
         row, m = self._row(share), self.plan.layout.size
+        # Before anything is kept: an abort may have left anything in what was reduced. Nobody has this row yet.
+        self.membership.check()
         try:
             return exchange(self.membership.groups, row, m)
         except (GroupBroken, BackendError):
