@@ -97,6 +97,8 @@ ON_GPU = Sizes(
         "zero1",
         "tensor",
         "context",
+        "context-ring",
+        "context-ring-float32",
         "experts",
         "pipeline",
         "pipeline-interleaved",

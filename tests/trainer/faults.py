@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from regroup import step
 from regroup.errors import GroupBroken
 from regroup.generation import transfer
 from regroup.generation.groups import Groups, Part
+from regroup.parallel import ring_attention
 from regroup.parallel.all_to_all import _AllToAll
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.gradients import Bucket
@@ -33,6 +34,8 @@ def install(name: str) -> None:
     breaks-in-eval:N            the same moment, but the group breaks and the process lives on
     dies-in-forward:N           SIGKILL in the second all-to-all of forward in step N
     dies-in-backward:N          the same in backward
+    dies-in-ring-forward:N      SIGKILL in the second turn of ring attention in step N, which sends keys and values
+    dies-in-ring-backward:N     the same in backward, before gradients are sent
     hangs-in-backward:N         SIGSTOP there
     dies-in-sum:N               SIGKILL when the first gradients of step N are on their way to the other groups
     breaks-in-backward:N        the group breaks in backward number N, counted from 0, in its second block of two
@@ -60,6 +63,8 @@ def _install(name: str) -> None:
         _rows_lost(lambda generation, step: (generation, step) == (1, int(number)))
     elif kind == "rows-lost-first":
         _rows_lost(lambda generation, _: generation == int(number))
+    elif kind.startswith("dies-in-ring-"):
+        _dies_in_ring(kind.rpartition("-")[2], int(number))
     elif kind in ("dies-in-forward", "dies-in-backward", "dies-in-sum", "hangs-in-backward"):
         _ends_in(kind.rpartition("-")[2], int(number), signal.SIGKILL if kind.startswith("dies") else signal.SIGSTOP)
     else:
@@ -114,6 +119,36 @@ def _ends_in(phase: str, index: int, by: signal.Signals) -> None:
         DataParallel._send = sent  # type: ignore[method-assign, assignment]
     else:
         setattr(_AllToAll, phase, exchanging(getattr(_AllToAll, phase)))
+
+
+def _dies_in_ring(phase: str, index: int) -> None:
+    launch, ring = DataParallel.launch, cast(Any, ring_attention)
+    exchange, original = ring.exchange, getattr(ring._RingAttention, phase)
+    step, turns, is_inside = 0, 0, False
+
+    def launched(strategy: DataParallel, share: Share) -> None:
+        nonlocal step
+        launch(strategy, share)
+        step = share.index + 1
+
+    def exchanging(*arguments: Any) -> Any:
+        nonlocal turns
+        turns += is_inside and step == index
+        if turns == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return exchange(*arguments)
+
+    def passing(*arguments: Any) -> Any:
+        nonlocal is_inside
+        is_inside = True
+        try:
+            return original(*arguments)
+        finally:
+            is_inside = False
+
+    DataParallel.launch = launched  # type: ignore[method-assign, assignment]
+    ring.exchange = exchanging
+    setattr(ring._RingAttention, phase, staticmethod(passing))
 
 
 def _dies_in_schedule(index: int, actions: int) -> None:

@@ -3,6 +3,7 @@
 TEST_MESH       the mesh, such as "context=2" (default: none, each process has all of the model)
 TEST_EXPERTS    number of experts of each block (default 0: one feed-forward layer)
 TEST_TOP_K      experts of each token (default 1)
+TEST_ATTENTION  ulysses (default) or ring
 TEST_PARTLY     what FSDP2 splits where there is a dimension shard: blocks or head (default: everything)
 TEST_MEAN       pass the loss of a microbatch as a mean
 TEST_OPTIMIZER  adamw (default) or sgd
@@ -30,6 +31,7 @@ if os.environ.get("TEST_NCCL"):
     from gloo_for_nccl import install  # type: ignore[import-not-found]  # it lies beside this script
 
     install()
+ATTENTION = os.environ.get("TEST_ATTENTION", "ulysses")
 WIDTH, HEADS, VOCABULARY, LENGTH = 16, 4, 12, 16
 EXPERTS, TOP_K = int(os.environ.get("TEST_EXPERTS", "0")), int(os.environ.get("TEST_TOP_K", "1"))
 sizes = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("TEST_MESH", "").split())}
@@ -62,7 +64,7 @@ class Block(torch.nn.Module):
         heads = [
             layer(h).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         ]
-        mixed = regroup.attention(heads[0], heads[1], heads[2], context, causal=True)
+        mixed = regroup.attention(heads[0], heads[1], heads[2], context, causal=True, algorithm=ATTENTION)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.then(self.between(x))  # type: ignore[no-any-return]
 

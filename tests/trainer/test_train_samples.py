@@ -125,6 +125,7 @@ SAME_BITS = {"pipeline-gpipe"}
         _row("pipeline", 2, "", "mesh=null", 2e-4, long=False),
         _row("pipeline-fsdp", 4, "", "mesh=null", 5e-3, long=False),  # in bfloat16
         _row("context", 2, "", "mesh=null", 2e-4, long=False),
+        _row("context-ring", 2, "activation_checkpointing=selective", "mesh=null", 5e-3, long=False),
         _row("experts", 2, "", "mesh=null", 2e-4, long=False),
         _row("pipeline-gpipe", 2, "", "mesh=null", 2e-4),
         _row("pipeline-gpipe", 3, "mesh.pipeline=3 task=cnn", "mesh=null", 2e-4),
@@ -136,6 +137,7 @@ SAME_BITS = {"pipeline-gpipe"}
         _row("fsdp", 4, "mesh.shard=4", "mesh=null", 2e-4),
         _row("fsdp", 4, "mesh.context=2", "mesh=null", 2e-4),
         _row("tensor", 4, "mesh.context=2", "mesh=null", 2e-4),
+        _row("tensor", 4, "mesh.context=2 mesh.attention=ring", "mesh=null", 2e-4),
         _row("context", 2, AGAIN, "mesh=null", 5e-3),
         _row("experts", 4, "mesh.shard=2", "mesh=null", 2e-4),
         _row("experts", 2, AGAIN, "mesh=null", 5e-3),

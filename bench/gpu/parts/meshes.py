@@ -78,6 +78,7 @@ CASES: Mapping[str, Case] = {
             "zero1",
             "tensor",
             "context",
+            "context-ring",
             "experts",
             "pipeline",
             "pipeline-interleaved",
@@ -87,6 +88,7 @@ CASES: Mapping[str, Case] = {
             "pipeline-tensor",
         )
     },
+    "context-ring-float32": Case("context", "{context: 2, attention: ring}"),
     "fsdp-context": Case("context", "{shard: 2, context: 2}"),
     "tensor-context": Case("context", "{tensor: 2, context: 2}"),
     "fsdp-experts": Case("experts", "{shard: 2, expert: 2}"),

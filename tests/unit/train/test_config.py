@@ -192,6 +192,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             id="parameters that are not split",
         ),
         pytest.param(
+            {"task": "language_model", "mesh": {"tensor": 2, "attention": "ring"}},
+            "mesh.attention (ring) needs mesh.context above 1. Add it, or remove attention.",
+            id="a ring of one",
+        ),
+        pytest.param(
             {"mesh": {"pipeline": 2, "shard": 2, "reshard": False}},
             "mesh.reshard (false) cannot be used with mesh (pipeline: 2, shard: 2). Leave it out.",
             id="whole parameters in a pipeline",
@@ -249,6 +254,17 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             "mesh.context (4) does not divide the tokens of a sample (task.length) (30) of task language_model. Choose a size that "
             "divides it.",
             id="a part of a token",
+        ),
+        pytest.param(
+            {"task": {"name": "language_model", "length": 30}, "mesh": {"context": 4, "attention": "ring"}},
+            "mesh.context (4) does not divide the tokens of a sample (task.length) (30) of task language_model. Choose a size that "
+            "divides it.",
+            id="a part of a token in a ring",
+        ),
+        pytest.param(
+            {"task": {"name": "language_model", "length": 96}, "mesh": {"context": 3, "tensor": 3, "attention": "ring"}},
+            "mesh.tensor (3) does not divide the attention heads (4) of task language_model. Choose a size that divides it.",
+            id="heads of a ring that tensor does not share out",
         ),
         pytest.param(
             {"mesh": {"expert": 2}},
@@ -407,6 +423,7 @@ def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> N
         {"mesh": {"pipeline": 2}, "compile": True, "task": TINY},
         {"mesh": {"pipeline": 3, "schedule": "interleaved"}, "task": TINY},
         {"mesh": {"context": 2, "tensor": 2}, "task": TINY, "precision": "bfloat16"},
+        {"mesh": {"context": 3, "tensor": 4, "attention": "ring"}, "task": {**TINY, "length": 96}},
         {"mesh": {"shard": 5, "expert": 2, "reshard": False}, "task": {**TINY, "experts": 4, "top_k": 4}},
     ],
     ids=[
@@ -418,6 +435,7 @@ def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> N
         "compiled stages",
         "two stages for each of three processes",
         "tokens and layers split",
+        "tokens for which heads are not shared out",
         "experts and parameters split",
     ],
 )

@@ -5,7 +5,7 @@ same call with the two lists of sizes exchanged. A wait for it ends with the gen
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -62,3 +62,31 @@ def _exchange(rows: torch.Tensor, group: Any, sent: Sizes | None, received: Size
         group=group,
     )
     return came
+
+
+class Coming(NamedTuple):
+    """What one rank sends to this one, on its way."""
+
+    work: Any
+    rows: torch.Tensor | None
+
+    def wait(self) -> torch.Tensor | None:
+        """Return it; None: nobody sends anything. The wait ends with the generation."""
+        self.work.wait()
+        return self.rows
+
+
+def exchange(rows: torch.Tensor, mesh: Any, to: int | None, of: int | None) -> Coming:
+    """Start to send a tensor to one rank, and to receive one of its shape from another. None: not at all.
+
+    mesh: one dimension, all of whose ranks call this, in one order. Has no gradient.
+    """
+    num, group = mesh.size(), mesh.get_group()
+    sent = rows.reshape(-1) if to is not None else rows.new_empty(0)
+    came = torch.empty_like(rows, memory_format=torch.contiguous_format) if of is not None else rows.new_empty(0)
+    sizes = [
+        [len(sent) if at == to else 0 for at in range(num)],
+        [came.numel() if at == of else 0 for at in range(num)],
+    ]
+    work = dist.all_to_all_single(came.view(-1), sent, sizes[1], sizes[0], group=group, async_op=True)
+    return Coming(work, came if of is not None else None)

@@ -1,5 +1,6 @@
 """Context parallelism: each rank has a part of every sequence. Attention needs all of it, so it exchanges parts of the sequence for
-heads (DeepSpeed-Ulysses, Jacobs et al., 2023): each rank computes some heads over the whole sequence, and exchanges them back.
+heads (DeepSpeed-Ulysses, Jacobs et al., 2023): each rank computes some heads over the whole sequence, and exchanges them back. The
+other algorithm is in `ring_attention`.
 
 Everything else in a transformer is computed token by token, and needs nothing of another rank. A session sums the gradients.
 
@@ -15,6 +16,7 @@ from regroup.errors import UsageError
 from regroup.layout import CONTEXT
 
 from .all_to_all import all_to_all, ranks_of
+from .ring_attention import ring_attention
 
 ALGORITHMS = ("ulysses", "ring")
 
@@ -62,23 +64,25 @@ def attention(
 
     query, key, value: [b, h, t, d], of the tokens that `split_sequence` gave this rank. key and value may have fewer heads than
     query, each for several of it. mesh: mesh["context"], all of whose ranks call this; None: plain attention. causal: a token sees
-    itself and the tokens before it. Raises UsageError for numbers of heads that the ranks do not divide, and for
-    another dimension.
+    itself and the tokens before it. algorithm: "ulysses", or "ring" for any number of heads; query, key and value are then of one
+    dtype, and the result has no second derivative. Raises UsageError for numbers of heads that the ranks do not divide, for shapes
+    that do not fit together, and for another dimension.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm of regroup.attention() is {algorithm!r}; choose from {', '.join(ALGORITHMS)}.")
-    if algorithm == "ring":
-        raise UsageError(
-            'algorithm="ring" of regroup.attention() does not work so far: torch has kernels for ring attention on GPUs only, and '
-            'it was not tried there. Leave it out, or pass algorithm="ulysses".'
-        )
     num = ranks_of(mesh, CONTEXT, "regroup.attention")
     for name, one in (("query", query), ("key", key), ("value", value)):
-        if one.ndim != 4 or one.shape[1] % num:
+        if one.ndim != 4:
+            raise UsageError(
+                f"{name} of regroup.attention() has shape {list(one.shape)}; it must be [batch, heads, tokens, size]."
+            )
+        if algorithm == "ulysses" and one.shape[1] % num:
             raise UsageError(
                 f"{name} of regroup.attention() has shape {list(one.shape)}; it must be [batch, heads, tokens, size], with a "
-                f"number of heads that is a multiple of context={num}. Change the heads, or the mesh."
+                f'number of heads that is a multiple of context={num}. Change the heads, or the mesh, or pass algorithm="ring".'
             )
+    if num > 1 and algorithm == "ring":
+        return ring_attention(query, key, value, mesh, causal)
     if num > 1:
         query, key, value = _to_whole_sequences([query, key, value], mesh, num)
     fewer = key.shape[1] != query.shape[1]

@@ -92,7 +92,8 @@ def prepare(task: Task, settings: Config, mesh: Any) -> torch.nn.Module:
         split_layers(task, mesh["tensor"])
     if "context" in dims:
         assert task.split_sequences is not None, "refusals.py refuses context for this task"
-        task.split_sequences(mesh["context"])
+        assert settings.mesh is not None
+        task.split_sequences(mesh["context"], settings.mesh.attention)
     if "expert" in dims:
         split_experts(model, mesh["expert"])
     prepare_blocks(model.blocks, settings.activation_checkpointing, settings.compile)

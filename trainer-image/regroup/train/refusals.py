@@ -173,6 +173,8 @@ def _mesh(config: Fields) -> str | None:
             return f"mesh.schedule ({config.mesh.schedule}) needs mesh.pipeline above 1. Add it, or remove schedule."
         if not config.mesh.reshard and SHARD not in sizes:
             return "mesh.reshard (false) needs mesh.shard above 1. Add it, or remove reshard."
+        if config.mesh.attention != "ulysses" and CONTEXT not in sizes:
+            return f"mesh.attention ({config.mesh.attention}) needs mesh.context above 1. Add it, or remove attention."
     if not sizes:
         return None
     mesh = _said(sizes)
@@ -223,11 +225,12 @@ def _context(config: Fields, sizes: Mapping[str, int]) -> str | None:
     context, task = sizes[CONTEXT], config.task
     if task.name != LANGUAGE_MODEL:
         return f"mesh.context ({context}) cannot be used with task {task.name}, whose samples are no sequences. Use mesh.shard."
-    by_tensor = sizes.get(TENSOR, 1)
+    assert config.mesh is not None
+    by_tensor, heads = sizes.get(TENSOR, 1), None
     name = "mesh.context x mesh.tensor" if by_tensor > 1 else "mesh.context"
-    return _divides(name, context * by_tensor, "the attention heads", task.heads, task) or _divides(
-        "mesh.context", context, "the tokens of a sample (task.length)", task.sample_tokens, task
-    )
+    if config.mesh.attention == "ulysses":
+        heads = _divides(name, context * by_tensor, "the attention heads", task.heads, task)
+    return heads or _divides("mesh.context", context, "the tokens of a sample (task.length)", task.sample_tokens, task)
 
 
 def _expert(config: Fields, sizes: Mapping[str, int]) -> str | None:

@@ -84,7 +84,7 @@ class LanguageModel(Section):
 
     @property
     def heads(self) -> int:
-        """Attention heads, which the processes of `mesh.tensor` and `mesh.context` share out."""
+        """Attention heads, which the processes of `mesh.tensor` share out, and those of `mesh.context` unless keys go round."""
         return HEADS[self.size]
 
     @property
@@ -184,6 +184,8 @@ class Mesh(Section):
     """With `pipeline`: in which order a process computes its layers' microbatches."""
     reshard: bool = True
     """With `shard`: parameters are split again after forward. false: after backward."""
+    attention: Literal["ulysses", "ring"] = "ulysses"
+    """With `context`: what a process exchanges for attention. ulysses: parts of the sequence for heads. ring: keys and values."""
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -88,6 +88,8 @@ class Block(nn.Module):
             self.experts = regroup.MixtureOfExperts(width, 4 * width, shape.experts, top_k=shape.top_k)
         self.context: Any = None
         """mesh["context"]: each of its processes has a part of each sequence. None: all of it is here."""
+        self.algorithm = "ulysses"
+        """Of regroup.attention, with `context`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
@@ -100,7 +102,7 @@ class Block(nn.Module):
                 query, key, value, is_causal=True
             )  # flash attention where there is one
         else:
-            mixed = regroup.attention(query, key, value, self.context, causal=True)
+            mixed = regroup.attention(query, key, value, self.context, causal=True, algorithm=self.algorithm)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(n, length, -1))
         hidden = self.mlp_norm(x)
         if self.experts is not None:
@@ -152,13 +154,13 @@ class GPT(Row):
             if isinstance(module, Output):
                 module.multiple = multiple
 
-    def split_sequences(self, mesh: Any) -> None:
-        """Compute this process's part of each sequence, in a mesh of one dimension, context."""
+    def split_sequences(self, mesh: Any, algorithm: str) -> None:
+        """Compute this process's part of each sequence, in a mesh of one dimension, context. `algorithm`: of regroup.attention."""
         for module in self.modules():
             if isinstance(module, Embedding):
                 module.part = mesh.get_local_rank()
             elif isinstance(module, Block):
-                module.context = mesh
+                module.context, module.algorithm = mesh, algorithm
 
 
 def language_model(settings: sections.LanguageModel) -> Task:

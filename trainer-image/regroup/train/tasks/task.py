@@ -67,8 +67,8 @@ class Task:
     layers: Callable[[], Sequence[dict[str, Any]]] | None = None
     """Returns, for each block, torch's tensor parallel plan: how each layer is split, by its name. None: they cannot be split. A
     function, because torch's classes of it take a second to import."""
-    split_sequences: Callable[[Any], None] | None = None
-    """Makes the model compute this process's part of each sequence, of a mesh with the dimension context. None: its samples are no
-    sequences."""
+    split_sequences: Callable[[Any, str], None] | None = None
+    """Makes the model compute this process's part of each sequence, of a mesh with the dimension context, with an algorithm of
+    regroup.attention. None: its samples are no sequences."""
     flops_per_token: float | None = None
     """FLOPs of forward and backward; None: not known."""
