@@ -76,7 +76,7 @@ images: venv ## Build Regroup's images for the one-machine cluster, unless they 
 
 .PHONY: test-api
 test-api: venv ## Tests with a real kube-apiserver and etcd (built once, then cached)
-	$(PYTEST) -n 2 --dist loadfile tests/api
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/api  # by the alphabet, whose first files take longest
 
 .PHONY: test-e2e
 test-e2e: venv ## Tests with real kubelets and containers, power cuts included (root)

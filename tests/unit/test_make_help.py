@@ -14,3 +14,11 @@ def test_help_names_every_explained_target() -> None:
     shown = set(re.findall(r"^  (?:\x1b\[1m)?([\w-]+)", done.stdout, re.MULTILINE))
     assert {"demo", "test", "test-e2e"} <= phony
     assert explained == phony == shown
+
+
+def test_ci_runs_every_part_of_make_test_and_test_cluster() -> None:
+    """It calls the parts itself, so that some run beside others."""
+    (parts,) = re.findall(r"^test: (.+?) ##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    lines = (REPOSITORY / ".ci" / "run").read_text().splitlines()
+    run = {word for line in lines if line.startswith("make ") for word in line.split()}
+    assert {*parts.split(), "test-cluster"} <= run
