@@ -93,15 +93,18 @@ def test_split_sequences_teach_what_whole_ones_do(
 
 
 @pytest.mark.parametrize(
-    ("mesh", "ranks"),
+    ("mesh", "ranks", "device"),
     [
-        ("context=4", 4),
-        pytest.param("context=2", 2, marks=pytest.mark.slow),
-        pytest.param("shard=2 context=2", 4, marks=pytest.mark.slow),
+        ("context=4", 4, {}),
+        pytest.param("context=2", 2, {}, marks=pytest.mark.slow),
+        pytest.param("context=4", 4, {"TEST_NCCL": "1"}, marks=pytest.mark.slow),
+        pytest.param("shard=2 context=2", 4, {}, marks=pytest.mark.slow),
     ],
 )
-def test_keys_that_go_round_teach_what_whole_sequences_do(make: Make, alone: Alone, mesh: str, ranks: int) -> None:
-    job = make(mesh, TEST_OPTIMIZER="sgd", TEST_PACE="0", TEST_ATTENTION="ring")
+def test_keys_that_go_round_teach_what_whole_sequences_do(
+    make: Make, alone: Alone, mesh: str, ranks: int, device: dict[str, str]
+) -> None:
+    job = make(mesh, TEST_OPTIMIZER="sgd", TEST_PACE="0", TEST_ATTENTION="ring", **device)
     learns_as_alone(job, ranks, *alone(TEST_OPTIMIZER="sgd"))
 
 
@@ -310,10 +313,22 @@ def survives(job: SplitJob, slots: range, victim: int, fault: str) -> Whole:
     return whole
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_rank_that_is_killed_in_a_turn_of_a_ring_holds_nobody(make: Make, two_groups: Alone, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "device"),
+    [
+        ("forward", {}),
+        ("backward", {"TEST_NCCL": "1"}),
+        pytest.param("forward", {"TEST_NCCL": "1"}, marks=pytest.mark.slow),
+        pytest.param("backward", {}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_rank_that_is_killed_in_a_turn_of_a_ring_holds_nobody(
+    make: Make, two_groups: Alone, phase: str, device: dict[str, str]
+) -> None:
+    """With TEST_NCCL the host runs ahead of the turns, as on a GPU."""
     victim = {"forward": 1, "backward": 2}[phase]
-    job = make("context=2", TEST_PACE="0", TEST_ATTENTION="ring")
+    job = make("context=2", TEST_PACE="0", TEST_ATTENTION="ring", **device)
     whole = survives(job, range(4), victim, f"dies-in-ring-{phase}:4")
     assert_equal(whole, two_groups("context=2", TEST_ATTENTION="ring")[1])
 
