@@ -165,6 +165,28 @@ def test_sample_learns_what_one_process_does(
 
 
 @pytest.mark.parametrize(
+    ("sample", "ranks", "tolerance"),
+    [
+        pytest.param("pipeline-fsdp", 4, 5e-3),  # in bfloat16
+        pytest.param("tensor", 2, 2e-4, marks=only_long("tests of model groups have its collectives")),
+        pytest.param("context", 2, 2e-4, marks=only_long("tests of sequences have its collectives")),
+        pytest.param("experts", 2, 2e-4, marks=only_long("tests of experts have its collectives")),
+    ],
+)
+def test_sample_learns_the_same_with_gloo_in_place_of_nccl(
+    make: Callable[..., TrainJob], tmp_path: Path, zygote: Zygote, sample: str, ranks: int, tolerance: float
+) -> None:
+    """It trains, evaluates and hashes its parameters the way that it does on GPUs."""
+    job = make(sample, TEST_NCCL="1")
+    alone = Plain(zygote, tmp_path / "alone", SCRIPT, *job.arguments, "--set", "mesh=null")
+    job.start(ranks)
+    got, want = job.finish(ranks), alone.wait()
+    assert len(_losses(got, ranks)) == STEPS + 1, got
+    assert _losses(got, ranks) == pytest.approx(_losses(want, 1), abs=tolerance), got
+    _hash(got)
+
+
+@pytest.mark.parametrize(
     "split",
     ["", pytest.param("tensor: 2", marks=only_long("as without a split"))],
 )

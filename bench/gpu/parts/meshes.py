@@ -12,7 +12,9 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +115,9 @@ def run(context: Context, say: Callable[[Row], None]) -> None:
     _together(context, say, wholes, two, writes_to=checkpoints)
     four = {name: case for name, case in cases.items() if case.ranks > 2}
     _together(context, say, wholes, four, reads_from=checkpoints)
-    for dimension in context.sizes.killed_meshes:
-        _kill_in_a_group(context, say, dimension)
+    with ThreadPoolExecutor() as pool:
+        for row in pool.map(partial(_kills_in_a_group, context), context.sizes.killed_meshes):
+            say(row)
 
 
 def _together(
@@ -195,7 +198,7 @@ def compared(
     return context.judged(what, f"losses differ by at most {difference:.4f}", wanted, difference <= aim, difference)
 
 
-def _kill_in_a_group(context: Context, say: Callable[[Row], None], dimension: str) -> None:
+def _kills_in_a_group(context: Context, dimension: str) -> Row:
     """Kill ranks of two groups that each hold a model: the other group goes on."""
     arguments = ("--workers-per-group", "2", "--min", "2", "--max", "4", "--max-restarts", "1000")
     trials = measure(
@@ -208,7 +211,7 @@ def _kill_in_a_group(context: Context, say: Callable[[Row], None], dimension: st
         seed=1,
         progress=lambda _: None,
     )
-    say(verdict_on_groups(context, trials, dimension))
+    return verdict_on_groups(context, trials, dimension)
 
 
 def verdict_on_groups(context: Context, trials: Sequence[Trial], dimension: str) -> Row:
