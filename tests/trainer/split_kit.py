@@ -15,6 +15,8 @@ from tests.trainer.elastic_kit import finish
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "split_job.py"
+ALWAYS: dict[str, str] = {}
+"""What the processes of all jobs get in their environment besides."""
 
 
 class SplitJob:
@@ -26,7 +28,7 @@ class SplitJob:
         self.split(mesh)
         self.parts = directory / "parts"
         self.parts.mkdir(parents=True)
-        values = {"TEST_MESH": mesh, "TEST_PARTS": str(self.parts), **environment}
+        values = {"TEST_MESH": mesh, "TEST_PARTS": str(self.parts), **ALWAYS, **environment}
         self.agents = AgentDouble(directory, zygote, script, values)
 
     def split(self, mesh: str) -> None:

@@ -18,12 +18,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BarrierOptions
 
 from harness.polling import until
+from regroup.data import SamplePlan
 from regroup.errors import Aborted, PeerLost, UsageError
 from regroup.generation import backends, edges, living, nccl
 from regroup.generation.edges import Edges
 from regroup.generation.groups import Groups, Part
 from regroup.generation.living import LivingGroup
 from regroup.layout import Layout
+from regroup.parallel.ddp import DataParallel
 
 from .fake_nccl import FakeNccl
 from .test_nccl import SOON_S, Connecting, Watcher, make_groups, make_regrouper, remote
@@ -107,7 +109,11 @@ def test_as_many_may_still_end_as_a_few_generations_have(monkeypatch: pytest.Mon
     assert fakes == []
     old[0].abort_ends.set()
     for number in range(3):
-        until(lambda number=number: len(fakes) > number and fakes[number].works, "the next one begins")  # type: ignore[misc]
+        until(
+            lambda number=number: len(fakes) > number and fakes[number].works,  # type: ignore[misc]
+            "the next one begins",
+            timeout_s=SOON_S,
+        )
         fakes[number].works[0].ended.set()
     assert connecting.end() is None
     groups.close()
@@ -186,11 +192,14 @@ def test_planned_change_ends_all_communicators_alike(
 def test_gpu_waits_for_what_is_ordered_and_the_host_does_not() -> None:
     fakes = [FakeNccl(), FakeNccl()]
     groups = with_parts(*fakes)
+    other = groups.start(groups._nccl[""], "allreduce", [torch.ones(1)])
     groups.order([groups.start(groups._nccl["1"], "allreduce", [torch.ones(1)])])
     work = fakes[1].works[0]
     assert work.seen_by_stream
-    assert not work.asked.is_set()
-    assert groups._on_device == {}, "memory that is let go now is used again after the collective only"
+    assert not any(one.asked.is_set() for one in (work, fakes[0].works[0])), "it comes hundreds of times in a step"
+    assert list(groups._on_device.values()) == [other.work], (
+        "what is let go now is used again after the collective only"
+    )
 
 
 def test_collective_that_is_given_up_keeps_its_tensors_until_it_has_ended() -> None:
@@ -235,6 +244,27 @@ def test_commit_waits_for_what_the_gpu_has_been_left_with(
         groups.wait_all([])  # once is enough
         assert groups._ordered == {}
     groups.close()
+
+
+@pytest.mark.parametrize(("size", "asked"), [(2, 1), (1, 0)], ids=["the only model group", "no mesh"])
+def test_step_of_one_model_group_waits_for_what_was_computed_inside_it(size: int, asked: int) -> None:
+    """It sums with nobody. Without that wait its row would be sent with whatever the GPU has by then."""
+    log: list[str] = []
+    alone = SimpleNamespace(world_size=1, ranks=(0,))
+    groups: Any = SimpleNamespace(
+        world_size=2,
+        rank=0,
+        part=lambda _name: alone,
+        wait_all=lambda _pending: log.append("waits"),
+        launch=lambda *_, **__: None,
+    )
+    model = torch.nn.Linear(2, 2)
+    plan = SamplePlan(0, 64, 8, 2, 2, Layout.of({"tensor": size}))
+    strategy = DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+    strategy.begin_generation(groups)
+    strategy._works = []
+    strategy.wait()
+    assert len(log) == asked
 
 
 def test_lost_connection_ends_the_wait_for_what_the_gpu_has_been_left_with() -> None:

@@ -432,7 +432,9 @@ class Groups:
                 # Memory that is let go from here on is used again after the collective: by its own stream.
                 self._on_device.pop(id(one.work), None)
                 self._ordered[id(one.backend)] = one
-        self.wait([one for one in pending if not one.backend.on_gpu])
+        in_host_memory = [one for one in pending if not one.backend.on_gpu]
+        if in_host_memory:
+            self.wait(in_host_memory)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
