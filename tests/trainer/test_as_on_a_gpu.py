@@ -136,11 +136,6 @@ def test_rank_that_is_killed_inside_its_group(make_sequences: Make, two_groups: 
     sequences.test_a_killed_rank_is_replaced_and_no_bit_differs(make_sequences, two_groups, mesh, -1, phase)
 
 
-@pytest.mark.parametrize("phase", ["backward", pytest.param("forward", marks=OTHERS)])
-def test_rank_that_is_killed_in_a_ring(make_sequences: Make, two_groups: Any, phase: str) -> None:
-    sequences.test_a_rank_that_is_killed_in_a_turn_of_a_ring_holds_nobody(make_sequences, two_groups, phase)
-
-
 @pytest.mark.parametrize("mesh", sequences.OF if LONG else ["context=2"])
 def test_rank_that_hangs_inside_its_group(make_sequences: Make, two_groups: Any, mesh: str) -> None:
     sequences.test_a_rank_that_hangs_in_an_exchange_holds_nobody(make_sequences, two_groups, mesh)
