@@ -88,7 +88,7 @@ def test_parts_are_connected_one_after_the_other_in_the_order_of_their_names(mon
     groups.close()
 
 
-def test_as_many_may_still_end_as_a_few_generations_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_communicators_form_when_no_older_one_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two parts each a generation has three communicators."""
     fakes: list[FakeNccl] = []
 
@@ -97,7 +97,7 @@ def test_as_many_may_still_end_as_a_few_generations_have(monkeypatch: pytest.Mon
         return fakes[-1].backend(store)
 
     monkeypatch.setattr(nccl, "open_backend", open_backend)
-    old = [FakeNccl(abort_ends=False) for _ in range(3 * nccl.ENDING + 1)]
+    old = [FakeNccl(abort_ends=False) for _ in range(3)]
     with_parts(*old).abort()
     for one in old:
         assert one.abort_began.wait(SOON_S)
@@ -107,7 +107,11 @@ def test_as_many_may_still_end_as_a_few_generations_have(monkeypatch: pytest.Mon
     connecting = Connecting(groups)
     until(lambda: len(backends._one_less._waiters) > 0, "the helper waits")  # type: ignore[attr-defined]
     assert fakes == []
-    old[0].abort_ends.set()
+    for one in old[:-1]:
+        one.abort_ends.set()
+    until(lambda: len(backends._ending) == 1, "all but one have ended")
+    assert fakes == [], "one alone is waited for, too"
+    old[-1].abort_ends.set()
     for number in range(3):
         until(
             lambda number=number: len(fakes) > number and fakes[number].works,  # type: ignore[misc]

@@ -167,7 +167,8 @@ class Groups:
 
     def _connect(self, members: Mapping[str, Sequence[int]]) -> None:
         # One after the other, in one order of names on all ranks: so no two ranks wait for each other in different ones.
-        wait_ended(nccl.most_ending(os.environ) * len(members))
+        # Beside several of them no older one may end: what one frees on the GPU could wait for a collective of another (adr/0026).
+        wait_ended(nccl.most_ending(os.environ) if len(members) == 1 else 0)
         self._check_aborted()
         tensor = self._first = nccl.first_tensor(self.device)
         for name, ranks in members.items():
