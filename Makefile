@@ -7,8 +7,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q
 # Each process has its part of the tests; one that has none left takes over some of another's, so that all end together.
 TWO := -n 2 --dist worksteal
-# Trainers wait for each other much of the time: three tests at once keep two cores busy.
-THREE := -n 3 --dist worksteal
+
 export OMP_NUM_THREADS := 1
 # When make was called, in seconds since the epoch: the tour counts from here.
 export MAKE_BEGAN := $(shell date +%s.%N)
@@ -60,11 +59,11 @@ test-simulator: venv ## Random faults through operator and agents in memory: 1,2
 
 .PHONY: test-trainer
 test-trainer: venv ## Tests with real trainer processes, gloo and SIGKILL
-	$(PYTEST) $(THREE) tests/trainer
+	$(PYTEST) $(TWO) tests/trainer
 
 .PHONY: test-oldest
 test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Regroup runs with
-	.venv-oldest/bin/python -m pytest -q $(THREE) tests/unit tests/trainer
+	.venv-oldest/bin/python -m pytest -q $(TWO) tests/unit tests/trainer
 
 .PHONY: programs
 programs: | $(UV) ## Build kube-apiserver, kubectl, helm and the rest, unless the cache has them; needs no venv

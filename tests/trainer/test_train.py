@@ -30,8 +30,8 @@ SMALLER = {
 }  # fmt: skip
 """By sample: what a test changes in it besides its number of steps."""
 ELSEWHERE = {
-    *("fsdp", "zero1", "tensor", "fsdp-tensor", "context", "experts", "model-parallel", "pipeline", "pipeline-gpipe"),
-    *("pipeline-interleaved", "pipeline-zero-bubble", "pipeline-fsdp", "pipeline-tensor"),
+    *("fsdp", "zero1", "tensor", "fsdp-tensor", "context", "context-ring", "experts", "model-parallel", "pipeline"),
+    *("pipeline-gpipe", "pipeline-interleaved", "pipeline-zero-bubble", "pipeline-fsdp", "pipeline-tensor"),
     *("hook-fp16", "hook-bf16", "powersgd", "ring", "uneven", "batch-per-rank", "local-sgd"),
 }
 """Samples that test_train_samples.py runs: what they are for needs several processes."""
