@@ -254,11 +254,11 @@ async def run(args: argparse.Namespace) -> int:
 
 def _say_way_on(raw: dict[str, Any]) -> None:
     """Say how a run that was interrupted or has failed is continued, if it has saved something or had been resumed itself."""
-    from regroup.checkpoint import store
-
     saved = raw["spec"].get("checkpoint")
     if saved is None:
         return
+    from regroup.checkpoint import store  # it imports torch, which takes seconds: who interrupts a run waits for it
+
     directory = Path(saved["path"])
     with contextlib.suppress(OSError):
         own = [n for n in store.names(directory)[0] if store.job_of(directory, n) == raw["metadata"]["uid"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -298,3 +299,9 @@ def test_torch_that_is_too_old_is_refused_before_a_worker_starts(
 def test_torch_of_another_interpreter_is_left_to_the_library() -> None:
     assert torch_version([sys.executable, "-u", "train.py"]) == metadata.version("torch")
     assert torch_version(["/opt/other/bin/python", "train.py"]) == ""
+
+
+def test_run_without_a_checkpoint_does_not_wait_for_torch_at_its_end() -> None:
+    """Nobody who interrupts a run waits until torch is imported, which takes seconds."""
+    ends = 'import sys; from regroup_cli import run; run._say_way_on({"spec": {}}); sys.exit("torch" in sys.modules)'
+    assert subprocess.run([sys.executable, "-c", ends]).returncode == 0
