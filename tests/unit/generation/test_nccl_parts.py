@@ -28,7 +28,7 @@ from regroup.layout import Layout
 from regroup.parallel.ddp import DataParallel
 
 from .fake_nccl import FakeNccl
-from .test_nccl import SOON_S, Connecting, Watcher, make_groups, make_regrouper, remote
+from .nccl_kit import SOON_S, Connecting, Waiting, Watcher, make_groups, make_regrouper, remote
 from .test_outcomes import LOST, Lost
 
 META = torch.device("meta")
@@ -238,7 +238,7 @@ def test_commit_waits_for_what_the_gpu_has_been_left_with(
     fakes = [FakeNccl(), FakeNccl()]
     groups = with_parts(*fakes)
     groups.order([groups.start(groups._nccl["1"], "allreduce", [torch.ones(1)])])
-    waiting = AllOf(groups)
+    waiting = Waiting(groups, for_all=True)
     assert fakes[1].works[0].asked.wait(SOON_S)
     assert waiting.outcome == []
     happens(fakes[1], fakes[1].works[0])
@@ -275,29 +275,8 @@ def test_lost_connection_ends_the_wait_for_what_the_gpu_has_been_left_with() -> 
     groups = with_parts(FakeNccl(), FakeNccl())
     groups.order([groups.start(groups._nccl["1"], "allreduce", [torch.ones(1)])])
     groups.sockets = Lost(LOST)  # type: ignore[assignment]
-    assert isinstance(AllOf(groups).end(), PeerLost)
+    assert isinstance(Waiting(groups, for_all=True).end(), PeerLost)
     groups.close()
-
-
-class AllOf:
-    """Another thread waits for everything."""
-
-    def __init__(self, groups: Groups) -> None:
-        self.outcome: list[BaseException | None] = []
-        self._thread = threading.Thread(target=self._run, args=(groups,), daemon=True)
-        self._thread.start()
-
-    def _run(self, groups: Groups) -> None:
-        try:
-            groups.wait_all([])
-            self.outcome.append(None)
-        except Exception as error:
-            self.outcome.append(error)
-
-    def end(self) -> BaseException | None:
-        self._thread.join(SOON_S)
-        assert not self._thread.is_alive(), "the wait does not end"
-        return self.outcome[0]
 
 
 # --- torch's groups inside a model group -------------------------------------------------------------------------------
