@@ -67,10 +67,10 @@ class Sizes:
     """Size of the language model: `gpt2` or `tiny`."""
     copies: int
     """Snapshots and checkpoints whose cost is measured, after the first one."""
-    meshes: tuple[str, ...]
-    """Split models: names in `bench.gpu.parts.meshes.CASES`."""
-    read_at: tuple[str, ...]
-    """Splits at which a checkpoint of parts is read: names in READERS there."""
+    meshes: tuple[str, ...] | None
+    """Split models: names in `bench.gpu.parts.meshes.CASES`. None: all."""
+    read_at: tuple[str, ...] | None
+    """Splits at which a checkpoint of parts is read: names in READERS there. None: all."""
     killed_meshes: tuple[str, ...]
     """Dimensions of regroup.mesh() over which two groups that lose ranks split their model."""
     group_kills: int
@@ -92,25 +92,8 @@ ON_GPU = Sizes(
     width=2048,
     model="gpt2",
     copies=3,
-    meshes=(
-        "fsdp",
-        "zero1",
-        "tensor",
-        "context",
-        "context-ring",
-        "context-ring-float32",
-        "experts",
-        "pipeline",
-        "pipeline-interleaved",
-        "pipeline-zero-bubble",
-        "fsdp-tensor",
-        "pipeline-fsdp",
-        "pipeline-tensor",
-        "fsdp-context",
-        "tensor-context",
-        "fsdp-experts",
-    ),
-    read_at=("tensor: 2", "pipeline: 2", "no mesh"),
+    meshes=None,
+    read_at=None,
     killed_meshes=("shard", "pipeline"),
     group_kills=2,
     microbatches=(16, 64),

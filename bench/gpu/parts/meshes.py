@@ -108,7 +108,7 @@ READERS: Mapping[str, Case] = {
 def run(context: Context, say: Callable[[Row], None]) -> None:
     """Train each configuration for some steps in one model group, and without its mesh; those of two ranks, then those of four."""
     wholes: dict[str, dict[int, float]] = {}
-    cases = {name: CASES[name] for name in context.sizes.meshes}
+    cases = _chosen(CASES, context.sizes.meshes)
     checkpoints = context.out / "checkpoints"
     shutil.rmtree(checkpoints, ignore_errors=True)
     two = {name: case for name, case in cases.items() if case.ranks == 2}
@@ -118,6 +118,10 @@ def run(context: Context, say: Callable[[Row], None]) -> None:
     with ThreadPoolExecutor() as pool:
         for row in pool.map(partial(_kills_in_a_group, context), context.sizes.killed_meshes):
             say(row)
+
+
+def _chosen(cases: Mapping[str, Case], names: Sequence[str] | None) -> Mapping[str, Case]:
+    return cases if names is None else {name: cases[name] for name in names}
 
 
 def _together(
@@ -133,7 +137,7 @@ def _together(
 
     `writes_to`: WRITER runs, too, and leaves a checkpoint there. `reads_from`: READERS go on from it.
     """
-    readers = {name: READERS[name] for name in context.sizes.read_at} if reads_from is not None else {}
+    readers = _chosen(READERS, context.sizes.read_at) if reads_from is not None else {}
     with contextlib.ExitStack() as stack:
 
         def started(name: str, command: list[str], ranks: int) -> Process:

@@ -162,11 +162,12 @@ def test_verdict_about_kills_in_a_group(trials: list[Trial], want: bool) -> None
 
 
 def test_every_split_of_a_model_is_trained() -> None:
-    sizes = [meshes.CASES[name].sizes for name in ON_GPU.meshes]
+    assert (ON_GPU.meshes, ON_GPU.read_at) == (None, None)
+    sizes = [case.sizes for case in meshes.CASES.values()]
     assert {name for one in sizes for name in one} == set(KNOWN_DIMS)
     assert all(set(product) in [set(one) for one in sizes] for product in PRODUCTS)
-    assert {meshes.CASES[one].ranks for one in ON_GPU.meshes} == {2, 4}
-    wholes = {meshes.CASES[one].whole for one in ON_GPU.meshes}
+    assert {case.ranks for case in meshes.CASES.values()} == {2, 4}
+    wholes = {case.whole for case in meshes.CASES.values()}
     assert len(wholes) == 7, "models that differ in their mesh only are compared with one run"
     assert {case.whole for case in meshes.READERS.values()} == {meshes.WRITER.whole} <= wholes
 

@@ -52,8 +52,18 @@ _SLICED = (
     "scatter",
 )
 """Collectives of a ProcessGroup that `Groups.wait` can wait for in slices."""
-_SCATTERED = ("reduce_scatter_single", "_reduce_scatter_base")
-_SCATTERED_TOGETHER = ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+_SCATTERED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    **dict.fromkeys(("reduce_scatter_single", "_reduce_scatter_base"), lambda output, whole: ([output], [whole])),
+    **dict.fromkeys(
+        ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+        lambda outputs, wholes: (outputs, wholes),
+    ),
+    "reduce_scatter": lambda outputs, lists: (
+        outputs,
+        [torch.cat([one.reshape(-1) for one in parts]) for parts in lists],
+    ),
+}
+"""What they are called with, as a list of outputs and one of what is summed for them."""
 _WHOLE = ("send", "recv", "recv_anysource")
 """gloo closes the pair when a wait for one of these times out."""
 
@@ -131,7 +141,7 @@ class LivingGroup(ProcessGroup):
 
     def scatters(self, arguments: Sequence[Any]) -> bool:
         """Return whether the backend for these tensors has a reduce-scatter of its own."""
-        return self._on_gpu is not None and self._target_for(arguments) is self._on_gpu
+        return self._target_for(arguments) is self._on_gpu
 
     def sum_and_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], operation: Any) -> Any:
         """Reduce each input over the group, and put this rank's part of it into its output; return torch's Work.
@@ -215,13 +225,11 @@ def _delegate(kind: str) -> Any:
     return call
 
 
-def _scatter(kind: str, wholes_of: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
-    """`wholes_of`: returns lists of outputs and of what is summed for them, of the arguments of a collective of this name."""
-
+def _scatter(kind: str) -> Any:
     def call(self: LivingGroup, outputs: Any, inputs: Any, options: Any = None) -> Any:
         if self.scatters((outputs,)):
             return self.call(kind, (outputs, inputs) if options is None else (outputs, inputs, options), {})
-        return self.sum_and_scatter(*wholes_of(outputs, inputs), _operation(options))
+        return self.sum_and_scatter(*_SCATTERED[kind](outputs, inputs), _operation(options))
 
     return call
 
@@ -241,14 +249,7 @@ def _operation(options: Any) -> Any:
 for _kind in (*_SLICED, *_WHOLE, "_end_coalescing"):
     setattr(LivingGroup, _kind, _delegate(_kind))
 for _kind in _SCATTERED:
-    setattr(LivingGroup, _kind, _scatter(_kind, lambda output, whole: ([output], [whole])))
-for _kind in _SCATTERED_TOGETHER:
-    setattr(LivingGroup, _kind, _scatter(_kind, lambda outputs, wholes: (outputs, wholes)))
-_kind = "reduce_scatter"
-setattr(
-    LivingGroup, _kind,
-    _scatter(_kind, lambda outputs, lists: (outputs, [torch.cat([one.reshape(-1) for one in parts]) for parts in lists])),
-)  # fmt: skip
+    setattr(LivingGroup, _kind, _scatter(_kind))
 
 
 class _Sliced(Work):
