@@ -1,4 +1,4 @@
-"""Documents name only what exists: files, directories, targets of make."""
+"""Documents name only what exists: files, directories, targets of make. `make docs` checks anchors and links from page to page."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _PATH = re.compile(rf"(?<![\w./<-])(?:{TOP})/[\w./-]*\w/?")
 _NAME = re.compile(r"(?<![\w/<.-])[\w-]+\.md\b")
 _ADR = re.compile(r"\badr/(\d{4})")
 _TARGET = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
+_NOT_PROSE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(r"^( *)([\w./-]+(?:/|\.py))(?:\s|$)")
 MADE = ("bench/out",)
 """Written by commands, not kept."""
@@ -69,6 +70,36 @@ def _code(text: str) -> str:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_what_a_document_names_exists(document: Path) -> None:
     assert missing((ROOT / document).read_text()) == []
+
+
+_LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def dead_links(document: Path, text: str) -> list[str]:
+    """Return the links to other files that do not work. On the site of docs/ nothing outside of docs/ can be reached."""
+    home = ROOT / "docs" if document.parts[0] == "docs" else ROOT
+    targets = {link: (ROOT / document.parent / link).resolve() for link in _LINK.findall(_NOT_PROSE.sub("", text))}
+    return [link for link, target in targets.items() if not (target.exists() and target.is_relative_to(home))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_links_of_a_document_work(document: Path) -> None:
+    assert dead_links(document, (ROOT / document).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "link", "works"),
+    [
+        ("docs/reference/settings.md", "library.md#strategies", True),
+        ("docs/reference/settings.md", "nothing.md", False),
+        ("docs/reference/settings.md", "../../helm/regroup/values.yaml", False),
+        ("README.md", "helm/regroup/values.yaml", True),
+        ("README.md", "docs/nothing.svg", False),
+    ],
+)
+def test_a_dead_link_is_found(document: str, link: str, works: bool) -> None:
+    text = f"See [there]({link}), https://example.com, and `[code](nothing.md)`."
+    assert dead_links(Path(document), text) == ([] if works else [link])
 
 
 def test_tree_in_the_design_exists() -> None:
