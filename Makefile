@@ -109,8 +109,8 @@ bench-overhead: venv ## Time of a step in a session and under plain DDP: a table
 	$(PY) -m bench.overhead
 
 .PHONY: bench-strategies
-bench-strategies: venv ## What each strategy costs beside torch alone, at a failure and at a resize: a table in docs/which-strategy.md (PAIRS=10, TRIALS=3)
-	$(PY) -m bench.strategies $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRIALS),--trials $(TRIALS)) --figure docs/strategies.svg --page docs/which-strategy.md
+bench-strategies: venv ## What each strategy costs beside torch alone, at a failure and at a resize: a table in docs/how-to/which-strategy.md (PAIRS=10, TRIALS=3)
+	$(PY) -m bench.strategies $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRIALS),--trials $(TRIALS)) --figure docs/how-to/strategies.svg --page docs/how-to/which-strategy.md
 
 .PHONY: bench-tiers
 bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and bench/out/tiers.json
@@ -126,7 +126,7 @@ bench-quotas: venv ## Equal shares and shares by speed, one of four ranks slowed
 
 .PHONY: bench-scale
 bench-scale: venv ## Pods a second, API requests, CPU and memory beside JobSet, Trainer and Job: tables and bench/out/scale.json (JOBS=500, ONLY="job jobset", QUICK=1)
-	$(PY) -m bench.scale $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(QUICK)$(ONLY),,--figure docs/scale.svg)
+	$(PY) -m bench.scale $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(QUICK)$(ONLY),,--figure docs/reference/scale.svg)
 
 .PHONY: cluster-up
 cluster-up: venv ## Start the one-machine Kubernetes and leave it running (root)

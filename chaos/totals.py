@@ -126,7 +126,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table in words: for a terminal, and for docs/chaos.md."""
+    """A table in words: for a terminal, and for docs/how-to/chaos.md."""
 
     title: str
     columns: tuple[str, ...]

@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in lines:
         print(f"  {line}")
     print(
-        "Next: docs/from-ddp.md converts a script of yours, and `make demo` breaks a job in a one-machine Kubernetes."
+        "Next: docs/tutorials/from-ddp.md converts a script of yours, and `make demo` breaks a job in a one-machine Kubernetes."
     )
     return 0 if holds else 1
 

@@ -4,7 +4,7 @@ A plan is a pure function, so that a line can be run again: `regroup replay FILE
 would decide otherwise. Of the job's object only what the plan reads is kept, and no template's commands, arguments,
 variables, images or volumes are among that. But what processes said last is there, as in the status: the last line and the end of
 stderr (500 and 1500 characters), from which the plan tells crashes apart and which it quotes. A script that prints a secret
-there has it in the log. docs/runbook.md says so where it says how to switch the log on.
+there has it in the log. docs/how-to/runbook.md says so where it says how to switch the log on.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class OperatorSettings(BaseModel):
     """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
 
     decision_log: str = ""
-    """File for the decision log (docs/runbook.md), with older parts beside it. Empty: none is written."""
+    """File for the decision log (docs/how-to/runbook.md), with older parts beside it. Empty: none is written."""
 
     decision_log_mib: int = Field(default=20, ge=1, le=1024)
     """Largest size of one of the decision log's five files, in MiB."""

@@ -203,7 +203,7 @@ def test_alerts_link_to_the_runbook_where_its_address_is_known() -> None:
         return [rule["annotations"] for group in found["spec"]["groups"] for rule in group["rules"]]
 
     assert not any("runbook_url" in notes for notes in annotations())
-    for notes in annotations(runbookURL="https://docs.example/runbook.md"):
+    for notes in annotations(runbookURL="https://docs.example/how-to/runbook.md"):
         assert notes["runbook_url"] == f"https://docs.example/{notes['runbook'].removeprefix('docs/')}"
 
 

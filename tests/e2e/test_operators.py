@@ -32,7 +32,7 @@ PACE_S = 0.05
 PAUSE_S = 0.5
 """As for a resize (test_resize.py): four operators start during an upgrade, on the cores that the trainers have."""
 DECISIONS = "/tmp/decisions.jsonl"
-"""As in docs/runbook.md."""
+"""As in docs/how-to/runbook.md."""
 
 
 def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kubectl) -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/first-job.md, as a reader types them."""
+"""The commands of docs/tutorials/first-job.md, as a reader types them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/first-job.md"
+PAGE = Path(__file__).parents[2] / "docs/tutorials/first-job.md"
 BIN = Path(sys.executable).parent
 OURS = ("make run", "source ", "saved model.pt")
 """Beginnings of blocks that are no commands for this test: the installation, and output."""

@@ -194,7 +194,7 @@ UNEQUAL = {
     "frozen objects": "gc.get_freeze_count() > 0",
     "command line in the kernel": "'train.py' in open('/proc/self/cmdline').read(), open('/proc/self/comm').read()",
 }
-"""What is not, and is in the guide's table."""
+"""What is not, and is in the table of docs/how-to/fast-starts.md."""
 IN_TORCH = {
     "threads": "torch.get_num_threads(), torch.get_num_interop_threads()",
     "numbers": "torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()",

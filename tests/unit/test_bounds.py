@@ -1,4 +1,4 @@
-"""Every bound of time that a test of real processes asserts stands in the table of docs/benchmarks.md, in a row of that test."""
+"""Every bound of time that a test of real processes asserts stands in the table of docs/reference/benchmarks.md, in a row of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/benchmarks.md"
+PAGE = ROOT / "docs/reference/benchmarks.md"
 TESTS = sorted(path for tier in ("trainer", "e2e") for path in ROOT.glob(f"tests/{tier}/test_*.py"))
 JUDGES = {
     "tests/e2e/truth.py": ("tests/e2e/test_truth.py", ("LAG_S", "STEP_LAG_S", "SEEN_S", "SILENCE_S", "RESTART_LAG_S")),
@@ -71,7 +71,9 @@ def missing(test: str, source: str, readme: str, named: Collection[str] = ()) ->
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_bound_stands_beside_its_figure(path: Path) -> None:
     test = str(path.relative_to(ROOT))
-    assert missing(test, path.read_text(), PAGE.read_text()) == [], f"add it to docs/benchmarks.md, in a row of {test}"
+    assert missing(test, path.read_text(), PAGE.read_text()) == [], (
+        f"add it to docs/reference/benchmarks.md, in a row of {test}"
+    )
 
 
 @pytest.mark.parametrize("path", JUDGES)
@@ -79,7 +81,9 @@ def test_what_a_judge_of_states_allows_stands_beside_its_figure(path: str) -> No
     test, named = JUDGES[path]
     source = (ROOT / path).read_text()
     assert set(named) <= bounds(source, named).keys(), "a constant has another name"
-    assert missing(test, source, PAGE.read_text(), named) == [], f"add it to docs/benchmarks.md, in a row of {test}"
+    assert missing(test, source, PAGE.read_text(), named) == [], (
+        f"add it to docs/reference/benchmarks.md, in a row of {test}"
+    )
 
 
 def test_bounds_are_looked_at() -> None:

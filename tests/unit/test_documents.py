@@ -102,6 +102,16 @@ def test_a_dead_link_is_found(document: str, link: str, works: bool) -> None:
     assert dead_links(Path(document), text) == ([] if works else [link])
 
 
+_JOINED_LIST = re.compile(r"^(?![-*#|>] ?|\d+\. ).+(?:\n.+)*?\n(?:[-*]|1\.) .+")
+
+
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if one.parts[0] == "docs"], ids=str)
+def test_lists_begin_after_a_blank_line(document: Path) -> None:
+    """The site's Markdown would take them for a part of the paragraph above."""
+    text = re.sub(r"^```\w*\n.*?^```", "code", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [block for block in text.split("\n\n") if _JOINED_LIST.match(block)] == []
+
+
 def test_tree_in_the_design_exists() -> None:
     block = (ROOT / TREE).read_text().split("## 2. The rooms\n```\n")[1].split("```")[0]
     above: list[tuple[int, str]] = []
@@ -129,13 +139,13 @@ def test_columns_in_the_design_are_those_of_kubectl() -> None:
     assert wide.split(", ") == [name for name, priority in columns.items() if priority]
 
 
-def rows(head: str) -> list[list[str]]:
-    """Return the cells of each row of the guide's table that begins with `head`."""
-    lines = (ROOT / "docs/guide.md").read_text().split(f"\n| {head} |")[1].split("\n\n")[0].splitlines()[2:]
+def rows(head: str, page: str = "reference/states.md") -> list[list[str]]:
+    """Return the cells of each row of the page's table that begins with `head`."""
+    lines = (ROOT / "docs" / page).read_text().split(f"\n| {head} |")[1].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_guide_explains_every_state_and_condition() -> None:
+def test_page_explains_every_state_and_condition() -> None:
     assert set(get_args(State)) <= {state for state, *_ in rows("State")}
     assert {condition for condition, *_ in rows("condition")} == set(TYPES)
 
@@ -147,7 +157,7 @@ GOOD = {
 """Reasons of conditions that are as they should be, or of which there is nothing to say yet."""
 
 
-def test_guide_explains_every_reason() -> None:
+def test_page_explains_every_reason() -> None:
     reasons = words("JobCondition", 2) | words("_bounded", 2) | words("Wait", 0) | words("Verdict", 0)
     reasons |= words("SpecError", "reason")
     assert {"Connecting", "HeldBack", "Hung", "NoWitness", "NameTaken"} <= reasons
@@ -155,17 +165,17 @@ def test_guide_explains_every_reason() -> None:
     assert sorted(reasons - explained - GOOD - set(get_args(State))) == []
 
 
-def test_guide_explains_every_event() -> None:
+def test_page_explains_every_event() -> None:
     reasons = words("EventNote", 1) | words("Announce", 2) | words("replace", "reason") | words("verdict_of", 2)
     assert {"Resized", "MemberLost", "RolledBack", "DeleteFailed"} <= reasons
     told = {word.strip() for reason, *_ in rows("reason") for word in reason.split(",") if " " not in word.strip()}
     assert told == reasons
 
 
-def test_guide_explains_every_cause_of_an_incident() -> None:
+def test_page_explains_every_cause_of_an_incident() -> None:
     causes = words("Announce", "cause") | words("replace", "cause") | words("worker", 2) | words("unreachable", 2)
     assert {"Resized", "Resumed", "Stopped", "Overdue"} <= causes
-    explained = {word.strip() for cause, *_ in rows("cause") for word in cause.split(",")}
+    explained = {word.strip() for cause, *_ in rows("cause", "how-to/incidents.md") for word in cause.split(",")}
     assert sorted(causes - explained) == ["Started"], "the first generation is no incident"
 
 

@@ -285,7 +285,7 @@ def names_in(metrics: ops.Metrics) -> set[str]:
 
 
 def test_page_on_metrics_has_each_metric_and_no_other() -> None:
-    text = (ROOT / "docs/metrics.md").read_text()
+    text = (ROOT / "docs/reference/metrics.md").read_text()
     assert set(re.findall(r"^\| `(regroup_\w+)`", text, re.MULTILINE)) == names_in(ops.Metrics())
 
 
@@ -295,7 +295,7 @@ def test_every_alert_asks_for_metrics_that_exist_and_has_a_section_in_the_runboo
     assert len(alerts) >= 8
     asked = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"regroup_\w+", rules)}
     assert asked <= names_in(ops.Metrics())
-    sections = re.findall(r"^## (\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
+    sections = re.findall(r"^## (\w+)$", (ROOT / "docs/how-to/runbook.md").read_text(), re.MULTILINE)
     assert sections == alerts
     assert re.findall(r'"regroup.runbook" \(list \. "(\w+)"\)', rules) == [alert.lower() for alert in alerts]
 

@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 NOT_SHOWN: Mapping[str, str] = {
     "spec.checkpoint.path": "volumeClaim is there; exactly one of them is allowed",
-    "spec.checkpoint.resumeFrom": "it names a checkpoint that an earlier job has left; docs/guide.md shows it",
+    "spec.checkpoint.resumeFrom": "it names a checkpoint that an earlier job has left; docs/how-to/continue-a-job.md shows it",
     "spec.processesPerWorker": "the default is one for each GPU",
     "spec.recovery.disconnectSeconds": "the default suits most networks",
     "spec.recovery.hangSeconds": "the default is learned from the job's own steps",
     "spec.recovery.rejoinSeconds": "the default continues at once, which most jobs want",
     "spec.runPolicy.managedBy": "with another value this operator leaves the job alone",
-    "spec.workersPerGroup": "for models that are split over workers: docs/model-groups.md",
+    "spec.workersPerGroup": "for models that are split over workers: docs/how-to/model-groups.md",
 }
 """Fields that no sample has, and why."""
 
@@ -64,6 +64,6 @@ def test_samples_show_every_field_of_the_spec() -> None:
     assert seen <= known
 
 
-def test_guide_leads_to_every_sample() -> None:
-    guide = (ROOT / "docs/guide.md").read_text()
-    assert [path.name for path in SAMPLES if f"| `manifests/samples/{path.name}` |" not in guide] == []
+def test_page_on_writing_a_job_leads_to_every_sample() -> None:
+    page = (ROOT / "docs/how-to/write-a-job.md").read_text()
+    assert [path.name for path in SAMPLES if f"| `manifests/samples/{path.name}` |" not in page] == []

@@ -19,10 +19,10 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end }}
 
-{{- /* Annotations of an alert, of (list . "section"): where docs/runbook.md says what to do. */}}
+{{- /* Annotations of an alert, of (list . "section"): where docs/how-to/runbook.md says what to do. */}}
 {{- define "regroup.runbook" -}}
 {{- $section := index . 1 -}}
-runbook: docs/runbook.md#{{ $section }}
+runbook: docs/how-to/runbook.md#{{ $section }}
 {{- with (index . 0).Values.metrics.rules.runbookURL }}
 runbook_url: {{ printf "%s#%s" . $section | quote }}
 {{- end }}

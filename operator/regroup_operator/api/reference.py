@@ -17,7 +17,8 @@ strict validation, the API server drops it and only warns. Under `spec.template.
 
 Words used here. A *worker* is one pod of the job; its stable index is its *slot*. A *generation* is a numbered list of the workers
 that train together, its *members*; every failure and every resize makes a new one. The job's *tier* is `Session` if the script
-uses the library, and `Script` if it does not. [The guide](../guide.md) shows how to write a job.
+uses the library, and `Script` if it does not. [Write a job](../how-to/write-a-job.md) shows the most
+important fields.
 """
 
 

@@ -428,7 +428,7 @@ class JobStatus(WrittenModel):
     often with more than 200 jobs). If the time is older, no operator writes, and the status may be outdated."""
 
     phase: State | None = None
-    """Summary of the conditions, for display. docs/guide.md explains each value."""
+    """Summary of the conditions, for display. docs/reference/states.md explains each value."""
 
     accepted_spec: dict[str, Any] | None = None
     """The spec that a started job runs by, without its template, which cannot change. If a later edit is refused, or an operator

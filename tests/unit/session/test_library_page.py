@@ -72,7 +72,7 @@ def test_page_names_every_part_of_a_step() -> None:
 def test_example_for_ddp_users_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (env.SOCKET, env.CHECKPOINT_DIR, env.MAX_WORLD_SIZE):
         monkeypatch.delenv(name, raising=False)
-    code = (DOCS / "from-ddp.md").read_text().split("## After")[1].split("```python\n")[1].split("```")[0]
+    code = (DOCS / "tutorials/from-ddp.md").read_text().split("## After")[1].split("```python\n")[1].split("```")[0]
     code = code.replace("num_workers=4", "num_workers=2")  # torch warns where a machine has fewer cores
     names: dict[str, Any] = {
         "build_model": lambda: torch.nn.Linear(4, 2),

@@ -16,7 +16,7 @@ from regroup.train.config import Config, ConfigError, as_yaml, load, parse, sect
 from regroup.train.sections import Mesh, RateScaling
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "train.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "train.md").read_text()
 SAMPLES = sorted((ROOT / "manifests" / "samples" / "train").glob("*.yaml"))
 TINY = {"name": "language_model", "tied": False}
 SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "microbatch": 8}

@@ -2,7 +2,7 @@
 
 torch's ProcessGroupNCCL is made for processes that end with the first error. Here they live on, so nothing of torch's may end the
 process, and an abort may come at any time, also while the communicator forms. What was read in torch 2.13,
-and what was chosen, is in docs/design/adr/0026-nccl.md; what ran on a GPU, and how to check it there, is in docs/gpu.md.
+and what was chosen, is in docs/design/adr/0026-nccl.md; what ran on a GPU, and how to check it there, is in docs/how-to/gpu.md.
 """
 
 import os

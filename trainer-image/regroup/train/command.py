@@ -17,7 +17,7 @@ _PACKAGES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m regroup.train`; `regroup train` has the same."""
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file: docs/train.md has every field")
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file: docs/how-to/train.md has every field")
     parser.add_argument(
         "--set",
         action="append",

@@ -1,8 +1,8 @@
 """The configuration of a run: what a YAML file may say, checked whole before anything is built.
 
 Unknown fields are refused, nothing is converted. Each wrong field gives one sentence with its name, its value, the rule and what to
-do. The fields are in `sections`, which of them do not work together in `refusals`. Pure but for reading the file. docs/train.md has
-every field; a test holds it complete.
+do. The fields are in `sections`, which of them do not work together in `refusals`. Pure but for reading the file.
+docs/how-to/train.md has every field; a test holds it complete.
 """
 
 import difflib

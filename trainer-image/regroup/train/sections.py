@@ -1,6 +1,6 @@
 """The fields of a configuration, by section: their types, their bounds and what they mean. A configuration never changes.
 
-Which of them work together is in `refusals`, how a file is read in `config`. docs/train.md has every field.
+Which of them work together is in `refusals`, how a file is read in `config`. docs/how-to/train.md has every field.
 """
 
 import math

@@ -61,7 +61,7 @@ def crash_hints(crash: Crash, current: Current | None, steady: int) -> str:
     if any(sign in f"{crash.last.tail} {crash.last.last_line}" for sign in _TORN):
         hints.append(
             "A file that it reads was not written to its end, as by a process that was ended while it saved. Remove the file, and "
-            "have the script save under another name first, then rename (docs/guide.md, Scripts that save their own files)."
+            "have the script save under another name first, then rename (docs/how-to/scripts-without-the-library.md)."
         )
     return " ".join(hints)
 
