@@ -102,7 +102,7 @@ def test_a_dead_link_is_found(document: str, link: str, works: bool) -> None:
     assert dead_links(Path(document), text) == ([] if works else [link])
 
 
-_JOINED_LIST = re.compile(r"^(?![-*#|>] ?|\d+\. ).+(?:\n.+)*?\n(?:[-*]|1\.) .+")
+_JOINED_LIST = re.compile(r"^(?![-*] |[#|>]|\d+\. ).+(?:\n.+)*?\n(?:[-*]|1\.) .+")
 
 
 @pytest.mark.parametrize("document", [one for one in DOCUMENTS if one.parts[0] == "docs"], ids=str)
@@ -110,6 +110,24 @@ def test_lists_begin_after_a_blank_line(document: Path) -> None:
     """The site's Markdown would take them for a part of the paragraph above."""
     text = re.sub(r"^```\w*\n.*?^```", "code", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert [block for block in text.split("\n\n") if _JOINED_LIST.match(block)] == []
+
+
+PARTS = ("tutorials", "how-to", "concepts", "reference")
+
+
+@pytest.mark.parametrize(
+    "page", [one for one in DOCUMENTS if one.parts[0] == "docs" and one.parts[1] in PARTS], ids=str
+)
+def test_a_page_says_first_what_its_reader_can_do_afterwards(page: Path) -> None:
+    title, *rest = re.sub(r"<!--.*?-->\s*", "", (ROOT / page).read_text(), flags=re.DOTALL).split("\n\n")
+    assert title.startswith("# ")
+    assert rest[0].startswith("After this page you ")
+
+
+def test_navigation_of_the_site_has_every_page_of_its_parts() -> None:
+    listed = re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text())
+    pages = {str(one.relative_to("docs")) for one in DOCUMENTS if one.parts[0] == "docs" and one.parts[1] in PARTS}
+    assert pages | {"index.md"} == {page for page in listed if not page.startswith("design/")}
 
 
 def test_tree_in_the_design_exists() -> None:
