@@ -92,9 +92,9 @@ WINDOW = Window(2.5, 12.5)
             id="steps that are lost at the end do not count, though they are made again after it",
         ),
         pytest.param(
-            epoch(1, [(3.0, 4), (4.0, 5)]) + epoch(2, [(5.0, 6), (6.0, 7)]) + epoch(3, [(9.0, 5)]),
+            epoch(1, [(3.0, 4), (4.0, 5)]) + epoch(2, [(5.0, 6), (6.0, 7)]) + epoch(3, [(9.0, 4)]),
             True,
-            Goodput(stayed=2, partial=0, again=3, goodput=0.2, samples=0.2),
+            Goodput(stayed=1, partial=0, again=4, goodput=0.1, samples=0.1),
             id="an epoch that goes on from an old state voids all epochs in between",
         ),
         pytest.param(
