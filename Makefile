@@ -104,6 +104,10 @@ chaos: venv ## Random faults in real jobs, and a verdict: SEED=7 replays, FAULTS
 bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchft and torchrun: tables and bench/out/recovery.json (TRIALS=5, WITHOUT=torchft)
 	$(PY) -m bench.recovery $(if $(TRIALS),--trials $(TRIALS)) $(if $(WITHOUT),--without $(WITHOUT))
 
+.PHONY: bench-goodput
+bench-goodput: venv ## Share of time in steps that stay, under kills, beside torchft and torchrun: bench/out/goodput.json (SECONDS=60, WITHOUT=torchft)
+	$(PY) -m bench.goodput $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without $(WITHOUT))
+
 .PHONY: bench-overhead
 bench-overhead: venv ## Time of a step in a session and under plain DDP: a table and bench/out/overhead.json
 	$(PY) -m bench.overhead

@@ -18,6 +18,8 @@ BENCH_LOG = "BENCH_LOG"
 """Environment name: the directory of the log."""
 BENCH_STEP_S = "BENCH_STEP_S"
 """Environment name: seconds added to each step. It stands for the work of a real step, and leaves the cores some air."""
+BENCH_SAMPLE_S = "BENCH_SAMPLE_S"
+"""Environment name: seconds added for each sample that a rank computes, so that a step takes longer with fewer ranks."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""End what a benchmark left behind: processes that carry its mark in their environment, and no others."""
+"""Find a benchmark's processes, which carry its mark in their environment, and end those that are left behind, and no others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ def end_leftovers(name: str, value: str) -> bool:
 
     Returns whether all of them have ended. The caller itself, and whoever it may not look at, are left alone.
     """
-    mark = f"{name}={value}".encode()
 
     def all_gone() -> bool:
-        found = [pid for pid in _pids() if _has(pid, mark)]
+        found = marked(name, value)
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -29,6 +28,12 @@ def end_leftovers(name: str, value: str) -> bool:
         return not found
 
     return within(all_gone, GONE_S)
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Return the ids of the living processes whose environment says NAME=VALUE, without the caller's."""
+    mark = f"{name}={value}".encode()
+    return [pid for pid in _pids() if _has(pid, mark)]
 
 
 def _pids() -> list[int]:

@@ -27,97 +27,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
-import time
-from dataclasses import asdict
-from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from bench import torchft_peer
 from bench.commits import BENCH_STEP_S
-from bench.recovery_report import Peer, result, tables
+from bench.peers import OUT, RANKS, REPOSITORY, STEADY_STEPS, Peer, environment, regroup, setup, torchft, torchrun
+from bench.recovery_report import result, tables
 from bench.trials import BenchError, Trial, measure
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-OUT = REPOSITORY / "bench" / "out"
-RANKS = 4
-STEADY_STEPS = 50
 STEP_S = 0.005
 TRIALS = 10
 """Of each peer; 20 take ten minutes. With so few, p99 is close to the slowest."""
-
-
-def regroup() -> Peer:
-    """Elastic, so that the survivors go on at once; every rank is killed more often than the default limit allows."""
-    run = [sys.executable, "-m", "regroup_cli", "run", "--workers", str(RANKS), "--min", "1", "--max", str(RANKS)]
-    return Peer(
-        "regroup",
-        "Regroup",
-        [*run, "--max-restarts", "1000", str(REPOSITORY / "bench" / "recovery_script.py")],
-        environment(),
-        "The survivors redo the interrupted step with all of its samples. Regroup starts the dead process again, as a fork "
-        "of a process that has imported torch already.",
-    )
-
-
-def torchrun() -> Peer:
-    run = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(RANKS)]
-    limits = ["--max-restarts", "100", "--monitor-interval", "0.1"]
-    return Peer(
-        "torchrun",
-        "torchrun",
-        [*run, *limits, str(REPOSITORY / "bench" / "torchrun_script.py")],
-        environment(),
-        "torchrun starts every process again. They load the checkpoint that the script writes after each step.",
-    )
-
-
-def torchft() -> list[Peer]:
-    """Raises BenchError if torchft cannot be installed."""
-    site = torchft_peer.install()
-    return [
-        Peer(
-            key,
-            title,
-            torchft_peer.command(site, settings, groups=RANKS),
-            torchft_peer.environment(site, environment()),
-            "The survivors try the interrupted step again. As in torchft's example, the dead replica group's samples of each "
-            "step are not trained on until it is back. The benchmark starts it again at once; torchft leaves that to a launcher.",
-            asdict(settings),
-        )
-        for key, title, settings in (
-            ("torchft_tuned", "torchft, tuned", torchft_peer.TUNED),
-            ("torchft_default", "torchft, defaults", torchft_peer.DEFAULT),
-        )
-    ]
-
-
-def environment() -> dict[str, str]:
-    """Return what all peers inherit.
-
-    The last variable makes torchrun use a fresh store for each restart. Without it, torch 2.13 keeps the store, restarted
-    gloo ranks read the dead ones' addresses in it, and the job never steps again (pytorch issue 135712).
-    """
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, BENCH_STEP_S: str(STEP_S)}
-    return {**os.environ, **ours, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-
-def setup(trials: int, load_before: float) -> dict[str, object]:
-    return {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpus": os.cpu_count(),
-        "load_before": round(load_before, 2),
-        "load_after": round(os.getloadavg()[0], 2),
-        "ranks": RANKS,
-        "step_s": STEP_S,
-        "trials": trials,
-    }
 
 
 def kills(peer: Peer, console: Console, *, trials: int, seed: int) -> list[Trial]:
@@ -162,14 +83,15 @@ def main() -> int:
     measured: dict[str, list[Trial]] = {}
     name = "torchft"
     try:
-        peers = [regroup(), *([] if args.without else torchft()), torchrun()]
+        common = environment({BENCH_STEP_S: STEP_S})
+        peers = [regroup(common), *([] if args.without else torchft(common)), torchrun(common)]
         for peer in peers:
             name = peer.title
             measured[peer.key] = kills(peer, console, trials=args.trials, seed=args.seed)
     except BenchError as error:
         console.print(f"{name}: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
-    found = result(measured, peers, setup(args.trials, load_before))
+    found = result(measured, peers, {**setup(load_before), "step_s": STEP_S, "trials": args.trials})
     (OUT / "recovery.json").write_text(json.dumps(found, indent=2) + "\n")
     console.print(tables(found, peers), highlight=False)
     console.print(f"written to {(OUT / 'recovery.json').relative_to(REPOSITORY)}", highlight=False)

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 
 from bench.commits import percentile
+from bench.peers import OURS, Peer
 from bench.trials import Trial
 
 PERCENTS = (50, 99)
-OURS = "regroup"
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What is measured. `key` names it in the JSON file, `title` in the table."""
-
-    key: str
-    title: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    lost: str
-    """What a kill costs beside what is measured, in a few words."""
-    settings: Mapping[str, int] | None = None
 
 
 def summarize(values: Iterable[float]) -> dict[str, float]:

@@ -1,19 +1,16 @@
-"""What Regroup trains in `bench.recovery`: `regroup run --workers 4 bench/recovery_script.py`."""
+"""What Regroup trains in `bench.recovery` and `bench.goodput`: `regroup run --workers 4 bench/recovery_script.py`."""
 
 from __future__ import annotations
-
-import os
-import time
 
 import torch
 
 import regroup
-from bench.commits import BENCH_STEP_S, CommitLog
-from bench.tiny import GLOBAL_BATCH, STEPS, build, digits_like
+from bench.commits import CommitLog
+from bench.tiny import GLOBAL_BATCH, STEPS, Work, build, digits_like
 
 log = CommitLog()
 log.imported()
-step_s = float(os.environ.get(BENCH_STEP_S, "0"))
+work = Work()
 model, optimizer = build()
 
 with regroup.session(
@@ -21,8 +18,9 @@ with regroup.session(
 ) as job:
     for step in job.steps(STEPS):
         with step:
-            time.sleep(step_s)
+            work.step()
             for batch in step.microbatches():
+                work.samples(len(batch.y))
                 loss_sum = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(sum=loss_sum, weight=len(batch.y))
             step.commit()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import torch
 import torch._dynamo  # the first optimizer imports it, 900 modules: here it counts as what it is, an import
+
+from bench.commits import BENCH_SAMPLE_S, BENCH_STEP_S
 
 GLOBAL_BATCH = 64
 STEPS = 10**9
@@ -22,3 +27,19 @@ def digits_like() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(1797, 64, generator=generator)
     return x, torch.randint(0, 10, (1797,), generator=generator)
+
+
+class Work:
+    """Sleeps in place of a larger model's work: as long for each step, and for each sample, as the environment says."""
+
+    def __init__(self) -> None:
+        self._step_s = float(os.environ.get(BENCH_STEP_S, "0"))
+        self._sample_s = float(os.environ.get(BENCH_SAMPLE_S, "0"))
+
+    def step(self) -> None:
+        """Call once in each step."""
+        time.sleep(self._step_s)
+
+    def samples(self, count: int) -> None:
+        """Call with the number of samples that this rank computes next."""
+        time.sleep(count * self._sample_s)

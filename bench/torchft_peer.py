@@ -1,4 +1,4 @@
-"""torchft as a peer of `bench.recovery`: its packages, its settings, and the command that starts it.
+"""torchft as one of `bench.peers`: its packages, its settings, and the command that starts it.
 
 The packages are no dependency of the project. They go into a directory of their own under .cache/bench, at the versions and
 hashes in bench/torchft.txt, and are imported together with the project's own torch.
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def install() -> Path:
         except (OSError, subprocess.SubprocessError) as error:
             raise BenchError(
                 f"its packages (bench/torchft.txt) could not be installed, see {log.relative_to(REPOSITORY)}: give this "
-                "machine access to PyPI, or measure the others with `make bench-recovery WITHOUT=torchft`."
+                "machine access to PyPI, or measure the others without torchft (WITHOUT=torchft)."
             ) from error
         try:
             Path(aside, "site").rename(there)
@@ -96,6 +97,6 @@ def command(site: Path, settings: Settings, *, groups: int) -> list[str]:
     return [*launcher, *(f"--{name}={value}" for name, value in options.items())]
 
 
-def environment(site: Path, common: dict[str, str]) -> dict[str, str]:
+def environment(site: Path, common: Mapping[str, str]) -> dict[str, str]:
     """Return `common` and what torchft's processes need. Without RUST_LOG they print a dozen lines in each step."""
     return {**common, "PYTHONPATH": os.pathsep.join([common["PYTHONPATH"], str(site)]), "RUST_LOG": "warn"}

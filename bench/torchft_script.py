@@ -1,4 +1,4 @@
-"""What a replica group of torchft trains in `bench.recovery`: the same model, as torchft's own example has it (train_ddp.py).
+"""What a replica group of torchft trains in `bench.recovery` and `bench.goodput`: the same model, as in torchft's train_ddp.py.
 
 Usage: `torchft_script.py TIMEOUT`, that of the process group in milliseconds; the launcher's environment has the rest.
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -18,12 +17,12 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-from bench.commits import BENCH_STEP_S, CommitLog
-from bench.tiny import GLOBAL_BATCH, STEPS, build, digits_like
+from bench.commits import CommitLog
+from bench.tiny import GLOBAL_BATCH, STEPS, Work, build, digits_like
 
 log = CommitLog()
 log.imported()
-step_s = float(os.environ.get(BENCH_STEP_S, "0"))
+work = Work()
 group, groups = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["NUM_REPLICA_GROUPS"])
 
 model, inner = build()
@@ -59,7 +58,8 @@ share = GLOBAL_BATCH // groups
 
 while manager.current_step() < STEPS:
     optimizer.zero_grad()  # asks the lighthouse who takes part; the answer may come while the step works
-    time.sleep(step_s)
+    work.step()
+    work.samples(share)
     begin = manager.current_step() * GLOBAL_BATCH + group * share
     ids = torch.arange(begin, begin + share) % len(x)
     torch.nn.functional.cross_entropy(parallel(x[ids]), y[ids]).backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What torchrun trains in `bench.recovery`: the same model under DDP, with a checkpoint after every step.
+"""What torchrun trains in `bench.recovery` and `bench.goodput`: the same model under DDP, with a checkpoint after every step.
 
 That is the most that a script can do there: after a failure torchrun starts every process again, and what is not on disk
 is lost.
@@ -7,19 +7,18 @@ is lost.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.commits import BENCH_STEP_S, CommitLog
-from bench.tiny import GLOBAL_BATCH, STEPS, build, digits_like
+from bench.commits import CommitLog
+from bench.tiny import GLOBAL_BATCH, STEPS, Work, build, digits_like
 
 log = CommitLog()
 log.imported()
-step_s = float(os.environ.get(BENCH_STEP_S, "0"))
+work = Work()
 checkpoint = Path(os.environ["BENCH_CHECKPOINT"])
 restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -37,7 +36,8 @@ x, y = digits_like()
 share = GLOBAL_BATCH // world_size
 
 for step in range(first, STEPS):
-    time.sleep(step_s)
+    work.step()
+    work.samples(share)
     begin = step * GLOBAL_BATCH + rank * share
     ids = torch.arange(begin, begin + share) % len(x)
     optimizer.zero_grad()

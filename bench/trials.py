@@ -25,7 +25,7 @@ from bench.commits import (
     rolled_back,
     steady_epoch,
 )
-from bench.leftovers import end_leftovers
+from bench.leftovers import end_leftovers, marked
 from harness.polling import until
 
 POLL_S = 0.05
@@ -62,12 +62,20 @@ class Trial:
 
 
 @dataclass
-class _Run:
+class Run:
+    """A training under its launcher, from `running`."""
+
     process: subprocess.Popen[bytes]
     log: LogReader
     output: Path
+    mark: str
+    """Value of BENCH_LOG in the environment of each of its processes."""
 
-    def wait(self, what: str, is_done: Callable[[], bool]) -> None:
+    def living(self) -> set[int]:
+        """Return the ids of its processes that have not ended, the launcher's included."""
+        return set(marked(BENCH_LOG, self.mark))
+
+    def wait(self, what: str, is_done: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:
         """Poll the log until `is_done`. Raises BenchError with the launcher's last lines."""
 
         def there() -> bool:
@@ -77,7 +85,7 @@ class _Run:
                 raise BenchError(f"The launcher ended with exit code {code} before {what}. {self._last_lines()}")
             return is_done()
 
-        until(there, what, timeout_s=DEADLINE_S, every_s=POLL_S, details=self._last_lines, error=BenchError)
+        until(there, what, timeout_s=timeout_s, every_s=POLL_S, details=self._last_lines, error=BenchError)
 
     def _last_lines(self) -> str:
         lines = self.output.read_text(errors="replace").splitlines()[-15:]
@@ -104,7 +112,7 @@ def measure(
     """
     rng = random.Random(seed)
     done: list[Trial] = []
-    with _running(command, environment, output) as run:
+    with running(command, environment, output) as run:
         for number in range(1, trials + 1):
             run.wait(
                 f"{ranks} steady ranks before kill {number}",
@@ -154,7 +162,7 @@ def measure_pauses(
     hears of each. Raises BenchError.
     """
     done: list[float] = []
-    with _running(command, environment, output) as run:
+    with running(command, environment, output) as run:
         for number, size in enumerate(sizes):
             if number:
                 scale(size)
@@ -172,7 +180,7 @@ def measure_pauses(
 
 
 def _kill(
-    run: _Run, epoch: int, ranks: int, rng: random.Random, number: int, is_next: Callable[[int], bool] | None
+    run: Run, epoch: int, ranks: int, rng: random.Random, number: int, is_next: Callable[[int], bool] | None
 ) -> Trial:
     before = set(run.log.imports)
     old = pids_of(run.log.commits, epoch)
@@ -226,7 +234,8 @@ def trial_of(log: LogReader, epoch: int, *, ranks: int, killed_s: float, killed_
 
 
 @contextmanager
-def _running(command: Sequence[str], environment: Mapping[str, str], output: Path) -> Iterator[_Run]:
+def running(command: Sequence[str], environment: Mapping[str, str], output: Path) -> Iterator[Run]:
+    """Start a training; its processes log their commits, and print into `output`. At the end none of them is left."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, output.open("wb") as out:
         log = LogReader(Path(directory))
@@ -239,7 +248,7 @@ def _running(command: Sequence[str], environment: Mapping[str, str], output: Pat
             start_new_session=True,
         )
         try:
-            yield _Run(process, log, output)
+            yield Run(process, log, output, directory)
         finally:
             process.terminate()
             try:

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from bench import torchft_peer
 from bench.commits import Commit, Imports, LogReader
-from bench.recovery_report import Peer, result, tables
+from bench.peers import Peer
+from bench.recovery_report import result, tables
 from bench.trials import BenchError, Trial, trial_of
 
 KILLED_S = 100.0

@@ -1,0 +1,185 @@
+"""`make bench-goodput`: the share of the time that goes into steps that stay, while ranks are killed, beside torchrun and torchft.
+
+Regroup (a session), torchft (tuned) and torchrun train the same tiny model with four local processes, one system after the
+other, each once for each `--every`. A run first trains undisturbed for 10 s. Then one random rank gets a SIGKILL every so many
+seconds, for `--seconds`; the same seed draws the same ranks for each system. Kills do not wait for a recovery. A kill that finds
+no process training is skipped and counted, which is in favour of the system that recovers slowly.
+
+    goodput = steps that stayed x median time of a step in the undisturbed 10 s / length of the window of kills
+
+- This is goodput as it is usually defined: time spent computing useful new steps over elapsed time (DLRover's README). A useful
+  step counts with the time that the same system takes for it undisturbed, in the same run. So time without a step, steps that
+  are made again, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in each step does
+  not; `bench.overhead` measures that. Noise can lift the goodput a little above 1 or keep it below, since a median is no mean.
+  The undisturbed 10 s, by the same formula, stand beside it and show by how much.
+- A step *stayed* if it was committed for the first time in the window, and the state at the window's end contains it. After the
+  last kill the run goes on until the next commit, because that commit shows from which step the system went on.
+- Each sample of a step costs simulated work, so that fewer ranks take longer for the same batch. torchft's survivors leave out
+  the missing rank's samples instead. `samples` weights each step with the share of its batch that was trained on.
+- torchrun's script writes a checkpoint after each step, as in `bench.recovery`. That is in favour of torchrun: no committed step
+  is lost, and a checkpoint of this model takes no time. With rarer checkpoints the steps since the last one are lost, too.
+
+Writes bench/out/goodput.json: `regroup`, `torchft_tuned` (only with torchft) and `torchrun`, each with `title`, `lost` (what else
+a kill costs), torchft's `settings` in milliseconds, and `every`: by the seconds between two kills
+
+- `goodput`, `samples`, `undisturbed`: shares, 1 in the ideal;
+- `step_s`: median of the undisturbed steps; `seconds`: length of the window;
+- `stayed`: steps; `partial`: of them, those of fewer than all ranks; `again`: steps that were made again or lost;
+- `kills`, `skipped`: kills, and times that no process was there to be killed.
+
+`setup` says when and on what, with the machine's load average. `--figure FILE` draws this file and bench/out/recovery.json into an
+SVG, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.commits import BENCH_SAMPLE_S, steady_epoch
+from bench.goodput_report import Disturbed, Window, fault_times, goodput, median_step_s, result, tables, victim
+from bench.peers import (
+    OUT,
+    RANKS,
+    REPOSITORY,
+    STEADY_STEPS,
+    TUNED,
+    Peer,
+    environment,
+    regroup,
+    setup,
+    torchft,
+    torchrun,
+)
+from bench.tiny import GLOBAL_BATCH
+from bench.trials import DEADLINE_S, BenchError, Run, running
+
+SECONDS = 180.0
+EVERY_S = (10.0, 60.0)
+CALM_S = 10.0
+SAMPLE_S = 0.005 * RANKS / GLOBAL_BATCH
+"""With all ranks each step has 5 ms of simulated work."""
+JSON = OUT / "goodput.json"
+
+
+def disturb(peer: Peer, console: Console, *, every_s: float, seconds: float, seed: int) -> Disturbed:
+    """Measure one peer with a kill every `every_s` and show each kill. Raises BenchError."""
+    rng = random.Random(seed)
+    kills = skipped = 0
+    with running(peer.command, peer.environment, OUT / f"goodput-{peer.key}.log") as run:
+        commits = run.log.commits
+
+        def steady() -> bool:
+            return steady_epoch(commits, ranks=RANKS, steps=STEADY_STEPS) is not None
+
+        run.wait(f"{RANKS} steady ranks", steady)
+        calm = Window(time.time(), time.time() + CALM_S)
+        _until(run, calm.end_s)
+        step_s = median_step_s(commits, calm)
+        if step_s is None:
+            raise BenchError(f"fewer than two steps were committed in the {CALM_S:g} s without a kill.")
+        undisturbed = goodput(commits, calm, step_s=step_s, ranks=RANKS, keeps_batch=peer.keeps_batch)
+        _say(console, peer, every_s, f"{1000 * step_s:.1f} ms a step without kills")
+        window = Window(calm.end_s, calm.end_s + seconds)
+        killed_epoch = -1
+        for after_s in fault_times(seconds, every_s):
+            _until(run, window.begin_s + after_s)
+            chosen = victim(commits, run.living(), rng.random())
+            if chosen is None:
+                skipped += 1
+                _say(console, peer, every_s, f"after {after_s:.0f} s no process trains: nobody is killed")
+                continue
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(chosen.pid, signal.SIGKILL)
+            kills += 1
+            killed_epoch = chosen.epoch
+            _say(
+                console, peer, every_s, f"after {after_s:.0f} s rank {chosen.rank} is killed in step {chosen.step + 1}"
+            )
+        _until(run, window.end_s)
+        run.wait("the first commit after the last kill", lambda: any(commit.epoch > killed_epoch for commit in commits))
+        run.log.poll()  # an earlier commit may lie in a file that was read before it was written
+        found = goodput(commits, window, step_s=step_s, ranks=RANKS, keeps_batch=peer.keeps_batch)
+    _say(console, peer, every_s, f"goodput {100 * found.goodput:.1f} %")
+    return Disturbed(every_s, seconds, step_s, undisturbed.goodput, kills, skipped, found)
+
+
+def _until(run: Run, at_s: float) -> None:
+    """Read the log until a time of the clock. Raises BenchError if the launcher ends before."""
+    timeout_s = at_s - time.time() + DEADLINE_S
+    run.wait("the end of the measurement", lambda: time.time() >= at_s, timeout_s=timeout_s)
+
+
+def _say(console: Console, peer: Peer, every_s: float, what: str) -> None:
+    console.print(f"{peer.title}, a kill every {every_s:g} s: {what}", markup=False, highlight=False, soft_wrap=True)
+
+
+def draw(path: Path, console: Console) -> int:
+    """Draw the last figures of this benchmark and of `bench.recovery`; 1 and one sentence if a file is missing."""
+    from bench.goodput_figure import draw as figure  # imports matplotlib
+
+    recovery = OUT / "recovery.json"
+    for file, target in ((JSON, "bench-goodput"), (recovery, "bench-recovery")):
+        if not file.exists():
+            console.print(f"{file.relative_to(REPOSITORY)} does not exist: run `make {target}` first.", markup=False)
+            return 1
+    figure(json.loads(JSON.read_text()), json.loads(recovery.read_text()), path)
+    console.print(f"Drawn into {path}.", markup=False, highlight=False)
+    return 0
+
+
+def main() -> int:
+    """Measure the peers, print the table, write the JSON file; 1 and one sentence when a peer cannot be measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench.goodput", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"length of each run (default {SECONDS:g})")
+    parser.add_argument(
+        "--every", type=float, action="append", help="seconds between two kills; may be repeated (default 10 and 60)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="which ranks are killed (default 0)")
+    parser.add_argument("--without", choices=["torchft"], help="leave torchft out: it is downloaded at the first run")
+    parser.add_argument(
+        "--figure", metavar="FILE", type=Path, help="draw the files' figures into this SVG, and no more"
+    )
+    args = parser.parse_args()
+    console = Console()
+    if args.figure is not None:
+        return draw(args.figure, console)
+    every = sorted(set(args.every or EVERY_S))
+    if not 1 <= every[0] <= every[-1] <= args.seconds:
+        parser.error(f"--every ({every[0]:g} to {every[-1]:g}) must be from 1 to --seconds ({args.seconds:g}).")
+    if args.seconds / every[0] > 100:
+        parser.error("--seconds / --every must be at most 100: torchrun gives up after 100 restarts.")
+    load_before = os.getloadavg()[0]
+    measured: dict[str, list[Disturbed]] = {}
+    name = "torchft"
+    try:
+        common = environment({BENCH_SAMPLE_S: SAMPLE_S})
+        tuned = [] if args.without else [peer for peer in torchft(common) if peer.key == TUNED]
+        peers = [regroup(common), *tuned, torchrun(common)]
+        for peer in peers:
+            name = peer.title
+            measured[peer.key] = [
+                disturb(peer, console, every_s=every_s, seconds=args.seconds, seed=args.seed) for every_s in every
+            ]
+    except BenchError as error:
+        console.print(f"{name}: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    about = {**setup(load_before), "sample_s": SAMPLE_S, "seconds": args.seconds, "seed": args.seed}
+    found = result(measured, peers, about)
+    JSON.write_text(json.dumps(found, indent=2) + "\n")
+    console.print(tables(found), highlight=False)
+    console.print(f"written to {JSON.relative_to(REPOSITORY)}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""From the commits of a disturbed run to its goodput, its table and its JSON file; `bench.goodput` explains the formula. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from bench.commits import Commit
+from bench.peers import Peer
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a run, by the clock of its commits, in seconds."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def wall_s(self) -> float:
+        return self.end_s - self.begin_s
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """What a window's time went into."""
+
+    stayed: int
+    """Steps whose first commit is in the window, and that still stand at its end."""
+    partial: int
+    """Of them, those that fewer than all ranks committed."""
+    again: int
+    """Steps that were committed again in the window, or were lost at its end: this work is not in the goodput."""
+    goodput: float
+    """Share of the time that went into steps that stayed, 1 in the ideal."""
+    samples: float
+    """The same with each step weighted by the share of its batch that was trained on."""
+
+
+def fault_times(seconds: float, every_s: float) -> list[float]:
+    """Return the seconds from the window's begin to each kill: one in the middle of each whole `every_s`."""
+    return [every_s * (number + 0.5) for number in range(int(seconds / every_s))]
+
+
+def victim(commits: Sequence[Commit], living: set[int], draw: float) -> Commit | None:
+    """Return the newest commit of the process to be killed, or None if no process that trains is alive.
+
+    The candidates are the processes that committed in the newest epoch and live, in the order of their ranks; `draw`, in [0, 1),
+    picks one of them.
+    """
+    newest = max((commit.epoch for commit in commits), default=0)
+    last = {commit.pid: commit for commit in commits if commit.epoch == newest and commit.pid in living}
+    order = sorted(last.values(), key=lambda commit: (commit.rank, commit.pid))
+    return order[int(draw * len(order))] if order else None
+
+
+def standing(commits: Iterable[Commit], end_s: float) -> dict[int, Commit]:
+    """Return by step number the first commit of each step that stands at `end_s`.
+
+    An epoch continues from some state: its earliest commit has the number of the first step that it made. Commits of older
+    epochs with this number or a higher one are void, since that state does not contain them. `commits` may go on after `end_s`:
+    what they say about the epoch in which the training went on counts, the steps themselves do not.
+    """
+    first: dict[int, Commit] = {}
+    by_time = sorted(commits, key=lambda commit: commit.t_s)
+    for commit in by_time:
+        first.setdefault(commit.epoch, commit)
+    bound: dict[int, float] = {}
+    lowest = float("inf")
+    for epoch in sorted(first, reverse=True):
+        bound[epoch] = lowest
+        lowest = min(lowest, first[epoch].step)
+    found: dict[int, Commit] = {}
+    for commit in by_time:
+        if commit.t_s <= end_s and commit.step < bound[commit.epoch]:
+            found.setdefault(commit.step, commit)
+    return found
+
+
+def median_step_s(commits: Iterable[Commit], window: Window) -> float | None:
+    """Return the median time between the first commits of a step and of the next one; None with fewer than two steps."""
+    times: dict[int, float] = {}
+    for commit in commits:
+        if window.begin_s <= commit.t_s <= window.end_s:
+            times[commit.step] = min(commit.t_s, times.get(commit.step, commit.t_s))
+    gaps = [later - earlier for earlier, later in pairwise(times[step] for step in sorted(times))]
+    return statistics.median(gaps) if gaps else None
+
+
+def goodput(commits: Sequence[Commit], window: Window, *, step_s: float, ranks: int, keeps_batch: bool) -> Goodput:
+    """Return the goodput of a window.
+
+    `commits`: all of the run, those before the window, too, and until a step after the last fault. `step_s`: median time of an
+    undisturbed step. `keeps_batch`: False if a step of fewer than all ranks leaves out the samples of the missing ones.
+    """
+    before = max((commit.step for commit in commits if commit.t_s < window.begin_s), default=0)
+    stayed = [commit for step, commit in standing(commits, window.end_s).items() if step > before]
+    tried = {(c.epoch, c.step) for c in commits if window.begin_s <= c.t_s <= window.end_s}
+    trained = len(stayed) if keeps_batch else sum(commit.world / ranks for commit in stayed)
+    return Goodput(
+        stayed=len(stayed),
+        partial=sum(commit.world < ranks for commit in stayed),
+        again=len(tried) - len(stayed),
+        goodput=len(stayed) * step_s / window.wall_s,
+        samples=trained * step_s / window.wall_s,
+    )
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """One run of a peer with a kill every `every_s`."""
+
+    every_s: float
+    seconds: float
+    step_s: float
+    """Median time of a step before the first kill."""
+    calm: float
+    """Goodput by the same formula before the first kill."""
+    kills: int
+    skipped: int
+    """Kills that found no process training."""
+    goodput: Goodput
+
+
+def result(
+    measured: Mapping[str, Sequence[Disturbed]], peers: Sequence[Peer], setup: Mapping[str, object]
+) -> dict[str, Any]:
+    """Return the JSON file's content."""
+    found: dict[str, Any] = {}
+    for peer in peers:
+        runs = {f"{run.every_s:g}": _figures(run) for run in measured[peer.key]}
+        settings = {} if peer.settings is None else {"settings": dict(peer.settings)}
+        found[peer.key] = {"title": peer.title, "lost": peer.lost, "every": runs, **settings}
+    return {**found, "setup": dict(setup)}
+
+
+def _figures(run: Disturbed) -> dict[str, float]:
+    good = run.goodput
+    return {
+        "goodput": round(good.goodput, 4),
+        "samples": round(good.samples, 4),
+        "undisturbed": round(run.calm, 4),
+        "step_s": round(run.step_s, 5),
+        "stayed": good.stayed,
+        "partial": good.partial,
+        "again": good.again,
+        "kills": run.kills,
+        "skipped": run.skipped,
+        "seconds": round(run.seconds, 1),
+    }
+
+
+def tables(found: Mapping[str, Any]) -> Group:
+    """Return what is printed: a table, and a line on what a kill costs each peer beside that."""
+    setup = found["setup"]
+    table = Table(title=f"Goodput with a SIGKILL of one of {setup['ranks']} ranks every so often")
+    for heading in ("", "every", "goodput", "of samples", "no kills", "a step", "stayed", "again", "kills"):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.caption = (
+        f"{setup['seconds']:g} s each, one system after the other, on {setup['cpus']} cores, torch {setup['torch']}, "
+        f"load {setup['load_before']:.1f} before and {setup['load_after']:.1f} after"
+    )
+    peers = {key: one for key, one in found.items() if key != "setup"}
+    for one in peers.values():
+        for every, run in one["every"].items():
+            shares = (f"{100 * run[key]:.1f} %" for key in ("goodput", "samples", "undisturbed"))
+            kills = f"{run['kills']}" + (f", {run['skipped']} skipped" if run["skipped"] else "")
+            times = (f"{1000 * run['step_s']:.1f} ms", str(run["stayed"]), str(run["again"]), kills)
+            table.add_row(one["title"], f"{every} s", *shares, *times)
+    return Group(table, *(f"{one['title']}: {one['lost']}" for one in peers.values()))
