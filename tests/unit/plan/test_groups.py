@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from regroup_operator.model.worker import Announce, Bounds, Current, Decision, R
 from regroup_operator.plan.facts.groups import choose, put_together, spare_words, whole_size
 from regroup_operator.plan.failures.hangs import find_hang
 from regroup_operator.plan.generation.decision import next_generation
-from regroup_operator.plan.generation.lateness import see_lateness
+from regroup_operator.plan.generation.lateness import Attendance, see_lateness
 from regroup_operator.plan.generation.links import cut_off
 from regroup_operator.plan.report.conditions import training_conditions
 from regroup_operator.plan.report.leaving import leaving_words
@@ -428,11 +429,11 @@ def test_only_holder_of_its_position_has_longer(per_group: int, is_late: bool) -
     behind = make_worker(1, Standing.PENDING, session=make_session(1, Phase.TRAINING, 1, heard=2))
     current = make_current([0, 1], number=2, announced_at_s=0.0)
     values: dict[str, Any] = {"setbacks": {}, "released": frozenset(), "step_s": 0.0, "settings": SETTINGS}
-    first = see_lateness(workers=[other, behind], current=current, spells={}, now_s=0.0, per_group=per_group, **values)
-    later = see_lateness(
-        workers=[other, behind], current=current, spells=first.spells or {}, now_s=1.5 * SETTINGS.late_timeout_s,
-        per_group=per_group, **values,
+    known = Attendance(
+        workers=[other, behind], current=current, spells={}, now_s=0.0, per_group=per_group, **values
     )  # fmt: skip
+    first = see_lateness(known)
+    later = see_lateness(replace(known, spells=first.spells or {}, now_s=1.5 * SETTINGS.late_timeout_s))
     assert bool(later.restart) == is_late
 
 

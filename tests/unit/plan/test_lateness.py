@@ -17,6 +17,7 @@ from regroup_operator.plan.facts.allowances import ENTER_STEPS
 from regroup_operator.plan.generation.lateness import (
     MAX_SETBACKS,
     SETBACK_S,
+    Attendance,
     Lateness,
     longest_start,
     see_lateness,
@@ -32,7 +33,7 @@ SECOND = make_current(number=2, adopted=False)
 
 def see(workers: list[Worker], current: Current | None = SECOND, **given: Any) -> Lateness:
     values: dict[str, Any] = {"spells": {}, "setbacks": {}, "released": frozenset(), "step_s": 0.0, "now_s": NOW_S}
-    return see_lateness(workers=workers, current=current, settings=SETTINGS, **values | given)
+    return see_lateness(Attendance(workers=workers, current=current, settings=SETTINGS, **values | given))
 
 
 def spell(kind: str, ago_s: float, restarted_ago_s: float | None = None) -> Spell:

@@ -19,7 +19,7 @@ status says how many ends of each pod have been judged, so that a new operator a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,81 +119,130 @@ def see_failures(
     generation, None before the first; `ends` the ends of each pod that were judged before this operator's first look, None: all
     of them; `released` the UIDs of pods that are not needed any more; `known_exits` what the status says of exits."""
     memory = replace(memory, script_failed=max(memory.script_failed, known_exits.generation))
-    looked = LOOKED in memory.seen_pods
-    exits, restarts = dict(memory.num_exits), dict(memory.container_restarts)
-    boot_ids, bad_nodes, failed_on = dict(memory.boot_ids), dict(memory.bad_nodes), dict(memory.failed_on)
+    look = _Look(memory, clock, released, ends, looked=LOOKED in memory.seen_pods)
     new: list[Failure] = []
-    exited: list[tuple[int, Failure]] = []
-    disrupted: list[tuple[Pod, Failure]] = []
+    exited: list[Failure] = []
     ended: list[Pod] = []
-    init_failures: dict[str, int] = {}
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
-        leaves = (
-            pod.terminating
-            or pod.disrupted != ""
-            or pod.notice != ""
-            or (session is not None and session.draining is not None)
-        )
         if session is not None:
-            fresh = _fresh(session, exits.get(pod.uid, 0))
-            exited += [(e.generation, _exit(pod, e, clock)) for e in fresh if _is_new(e, pod, known_exits, obs)]
-            exits[pod.uid] = session.num_exits
-        missed = not looked and ends is not None and pod.num_ends > ends.get(pod.name, 0)
-        known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
-        if missed and not leaves and pod.phase != "Failed" and _failed_alone(pod):
-            new.append(_failure(pod, clock))  # of several only the last is known
-        if pod.disrupted and pod.uid not in memory.disrupted and (looked or missed) and pod.uid not in released:
-            disrupted.append((pod, _disruption(pod, clock)))
-        boot_ids[pod.uid] = started_in = boot_ids.get(pod.uid) or pod.boot_id
-        booted = pod.boot_id not in ("", started_in)
-        if pod.container_restarts > known:
-            boot_ids[pod.uid] = pod.boot_id
-            if pod.last_exit_code != 0 and not (leaves or pod.end_unseen or booted):
-                new += [_failure(pod, clock)] * (pod.container_restarts - known)
-            elif not booted and _ended_by_itself(pod, session, released):
+            fresh = _fresh(session, memory.num_exits.get(pod.uid, 0))
+            exited += [_exit(pod, e, clock) for e in fresh if _is_new(e, pod, known_exits, obs)]
+        leaves = _is_asked_to_leave(pod, session)
+        for failures, is_over in (
+            look.container_failures(pod, leaves=leaves),
+            look.init_failures(pod, leaves=leaves),
+            look.pod_failures(pod, leaves=leaves),
+        ):
+            new += failures
+            if is_over and _ended_by_itself(pod, session, released):
                 ended.append(pod)
-        if pod.init_failures:
-            of_init = memory.init_failures.get(pod.uid, 0 if looked else pod.init_failures)
-            if pod.init_failed and not (leaves or booted or pod.init_exit_code == UNSEEN_CODE):
-                new += [_init_failure(pod, clock)] * (pod.init_failures - of_init)
-            init_failures[pod.uid] = pod.init_failures
-        restarts[pod.uid] = pod.container_restarts
-        is_over = looked and not pod.alive and pod.uid not in memory.seen_pods
-        is_counted = pod.phase == "Failed" and _has_error_code(pod) and not leaves
-        if is_over and not is_counted and _ended_by_itself(pod, session, released):
-            ended.append(pod)
-        if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
-            continue
-        if (looked or missed) and _has_error_code(pod) and not leaves:
-            new.append(_failure(pod, clock))  # ended by itself: what ends a pod from outside does it by a signal
-        if failed_on.get(pod.slot) == pod.node:
-            bad_nodes[pod.slot] = (pod.node, clock.now_s)  # the last node only: a slot must not run out of nodes
-        failed_on[pod.slot] = pod.node
     # What can never run is the consequence of no other end, and its agent tells of it once: it starts nothing any more.
-    new += [failure for _, failure in exited if failure.reason == CANNOT_RUN]
-    exited = [e for e in exited if e[1].reason != CANNOT_RUN]
-    if tier != "Session":  # it is not known at first
-        if left := _left(obs, current):
-            memory = replace(memory, script_left=tuple(sorted(left.union(memory.script_left))[-MAX_LEFT:]))
-        exited = [e for e in exited if e[0] not in memory.script_left]
-    if tier == "Script":
-        memory, exited = _one_of_each(exited, memory)
-    new += [failure for _, failure in exited]
+    new += [failure for failure in exited if failure.reason == CANNOT_RUN]
+    disrupted = tuple(
+        (pod, _of_pod(pod, clock, None, reason=pod.disrupted, detail=pod.disruption or pod.status_reason))
+        for pod in obs.pods
+        if look.is_newly_disrupted(pod)
+    )
+    counted, memory = _counted([e for e in exited if e.reason != CANNOT_RUN], memory, obs, tier, current)
     there = {pod.uid for pod in obs.pods}
     over = {pod.uid for pod in obs.pods if not pod.alive}
+    num_exits = {**memory.num_exits, **{uid: session.num_exits for uid, session in obs.sessions.items()}}
     memory = replace(
-        memory,
-        num_exits={uid: count for uid, count in exits.items() if uid in there},
-        container_restarts={uid: count for uid, count in restarts.items() if uid in there},
-        init_failures=init_failures,
-        boot_ids={uid: boot_id for uid, boot_id in boot_ids.items() if uid in there},
-        bad_nodes=bad_nodes,
-        failed_on=failed_on,
+        _with_failed_nodes(memory, obs.pods, clock.now_s),
+        num_exits={uid: count for uid, count in num_exits.items() if uid in there},
+        container_restarts={pod.uid: pod.container_restarts for pod in obs.pods},
+        init_failures={pod.uid: pod.init_failures for pod in obs.pods if pod.init_failures},
+        boot_ids={pod.uid: look.boot_id(pod) for pod in obs.pods},
         seen_pods=frozenset(over | (memory.seen_pods & there) | {LOOKED}),
         disrupted=frozenset(pod.uid for pod in obs.pods if pod.disrupted),
     )
-    return Seen(tuple(new), memory, tuple(disrupted), tuple(ended))
+    return Seen((*new, *counted), memory, disrupted, tuple(ended))
+
+
+_Ends = tuple[Sequence[Failure], bool]
+"""Failures that count against maxRestarts, and whether there was an end that does not count there."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One look at the pods of a job. `memory` has what earlier looks have counted, so that each end counts once."""
+
+    memory: Memory
+    clock: Clock
+    released: Collection[str]
+    ends: Mapping[str, int] | None
+    looked: bool
+    """False: this operator looks at the job for the first time, and what is there was counted by the operator before."""
+
+    def container_failures(self, pod: Pod, *, leaves: bool) -> _Ends:
+        """Judge the ends of the trainer container in a pod that goes on. Of several ends that no operator saw, only the last
+        is known."""
+        if self._is_missed(pod) and not leaves and pod.phase != "Failed" and _failed_alone(pod):
+            return (_failure(pod, self.clock),), False
+        restarts = self._num_restarts(pod)
+        if restarts <= 0:
+            return (), False
+        booted = self._has_booted(pod)
+        if pod.last_exit_code == 0 or leaves or pod.end_unseen or booted:
+            return (), not booted
+        return [_failure(pod, self.clock)] * restarts, False
+
+    def init_failures(self, pod: Pod, *, leaves: bool) -> _Ends:
+        """Judge the ends of a pod's init containers."""
+        if not pod.init_failed or leaves or pod.init_exit_code == UNSEEN_CODE or self._has_booted(pod):
+            return (), False
+        failure = _of_pod(pod, self.clock, pod.init_exit_code, init=pod.init_failed)
+        return [failure] * self._num_new(self.memory.init_failures, pod, pod.init_failures), False
+
+    def pod_failures(self, pod: Pod, *, leaves: bool) -> _Ends:
+        """Judge the end of a pod."""
+        if pod.alive or pod.uid in self.memory.seen_pods:
+            return (), False
+        if pod.phase != "Failed" or not _has_error_code(pod) or leaves:
+            return (), self.looked
+        # It ended by itself: what ends a pod from outside does it by a signal.
+        return ((_failure(pod, self.clock),) if pod.node and (self.looked or self._is_missed(pod)) else ()), False
+
+    def is_newly_disrupted(self, pod: Pod) -> bool:
+        """Return whether the eviction or preemption of a pod that is still needed has not been seen before."""
+        is_new = pod.disrupted != "" and pod.uid not in self.memory.disrupted and pod.uid not in self.released
+        return is_new and (self.looked or self._is_missed(pod))
+
+    def boot_id(self, pod: Pod) -> str:
+        """Return the boot ID of the pod's node when the container that runs now was first seen."""
+        return pod.boot_id if self._num_restarts(pod) > 0 else self.memory.boot_ids.get(pod.uid) or pod.boot_id
+
+    def _has_booted(self, pod: Pod) -> bool:
+        return pod.boot_id not in ("", self.memory.boot_ids.get(pod.uid) or pod.boot_id)
+
+    def _is_missed(self, pod: Pod) -> bool:
+        """Return whether a pod has ended before this operator's first look, and no operator has judged that end."""
+        return not self.looked and self.ends is not None and pod.num_ends > self.ends.get(pod.name, 0)
+
+    def _num_restarts(self, pod: Pod) -> int:
+        return self._num_new(self.memory.container_restarts, pod, pod.container_restarts)
+
+    def _num_new(self, counted: Mapping[str, int], pod: Pod, number: int) -> int:
+        return number - counted.get(pod.uid, 0 if self.looked else number)
+
+
+def _is_asked_to_leave(pod: Pod, session: Session | None) -> bool:
+    """Return whether a pod is asked to leave: how it ends is then no failure of the job."""
+    is_drained = session is not None and session.draining is not None
+    return pod.terminating or pod.disrupted != "" or pod.notice != "" or is_drained
+
+
+def _with_failed_nodes(memory: Memory, pods: Iterable[Pod], now_s: float) -> Memory:
+    """Remember the node of each pod that has failed since the last look. A node on which two pods of a slot failed in a row is
+    avoided; of each slot only the last one, because a slot must not run out of nodes."""
+    bad_nodes, failed_on = dict(memory.bad_nodes), dict(memory.failed_on)
+    for pod in pods:
+        if pod.phase == "Failed" and pod.uid not in memory.seen_pods and pod.node:
+            if failed_on.get(pod.slot) == pod.node:
+                bad_nodes[pod.slot] = (pod.node, now_s)
+            failed_on[pod.slot] = pod.node
+    return replace(memory, bad_nodes=bad_nodes, failed_on=failed_on)
 
 
 def _ended_by_itself(pod: Pod, session: Session | None, released: Collection[str]) -> bool:
@@ -303,14 +352,23 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
     )
 
 
-def _one_of_each(exited: list[tuple[int, Failure]], memory: Memory) -> tuple[Memory, list[tuple[int, Failure]]]:
-    """Return the first exit of each generation of which none has counted."""
-    counted, kept = memory.script_failed, []
-    for generation, failure in sorted(exited, key=lambda e: (e[0], e[1].at)):
-        if generation > counted:
-            counted = generation
-            kept.append((generation, failure))
-    return replace(memory, script_failed=counted), kept
+def _counted(
+    exited: Sequence[Failure], memory: Memory, obs: Observation, tier: str | None, current: Current | None
+) -> tuple[Sequence[Failure], Memory]:
+    """Return the exits of processes that count, by the rules of the tier: in tier Script the first of each generation of which
+    none has counted."""
+    if tier == "Session":
+        return exited, memory
+    if left := _left(obs, current):
+        memory = replace(memory, script_left=tuple(sorted(left.union(memory.script_left))[-MAX_LEFT:]))
+    exited = [e for e in exited if e.generation not in memory.script_left]
+    if tier is None:  # it is not known at first
+        return exited, memory
+    first: dict[int, Failure] = {}
+    for failure in sorted(exited, key=lambda e: (e.generation, e.at)):
+        if failure.generation > memory.script_failed:
+            first.setdefault(failure.generation, failure)
+    return tuple(first.values()), replace(memory, script_failed=max(first, default=memory.script_failed))
 
 
 def _left(obs: Observation, current: Current | None) -> frozenset[int]:
@@ -337,44 +395,25 @@ def _stays(pod: Pod, session: Session | None, current: Current) -> bool:
 
 def _failure(pod: Pod, clock: Clock) -> Failure:
     """Return the failure of a whole container."""
-    killed = pod.last_exit_reason == "OOMKilled"
+    if pod.last_exit_reason != "OOMKilled":
+        return _of_pod(pod, clock, pod.last_exit_code)
     limit = f"limit {pod.memory_limit}" if pod.memory_limit else "no limit of its own"
+    return _of_pod(pod, clock, pod.last_exit_code, reason="OOMKilled", detail=limit)
+
+
+def _of_pod(
+    pod: Pod, clock: Clock, exit_code: int | None, *, reason: str = "", detail: str = "", init: str = ""
+) -> Failure:
     return Failure(
         clock.wall,
         str(pod.id),
-        pod.last_exit_code,
-        reason="OOMKilled" if killed else "",
-        detail=limit if killed else "",
+        exit_code,
+        reason=reason,
+        detail=detail,
         namespace=pod.namespace,
         pod=pod.name,
         container=True,
-    )
-
-
-def _init_failure(pod: Pod, clock: Clock) -> Failure:
-    """Return the failure of an init container."""
-    return Failure(
-        clock.wall,
-        str(pod.id),
-        pod.init_exit_code,
-        namespace=pod.namespace,
-        pod=pod.name,
-        container=True,
-        init=pod.init_failed,
-    )
-
-
-def _disruption(pod: Pod, clock: Clock) -> Failure:
-    """Return the end of a whole pod from outside."""
-    return Failure(
-        clock.wall,
-        str(pod.id),
-        None,
-        reason=pod.disrupted,
-        detail=pod.disruption or pod.status_reason,
-        namespace=pod.namespace,
-        pod=pod.name,
-        container=True,
+        init=init,
     )
 
 

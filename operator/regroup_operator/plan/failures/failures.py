@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.spec import ExitRule
-from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
+from regroup_operator.model.plan import Crash, Failure, IgnoredRow, Memory, PodEnds, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
-from regroup_operator.plan.failures.exits import excused_generations, exits_status, read_exits, see_failures
+from regroup_operator.plan.failures.exits import Seen, excused_generations, exits_status, read_exits, see_failures
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
 from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_commit, no_commit_failure
 from regroup_operator.plan.failures.on_exit import (
@@ -32,6 +32,7 @@ from regroup_operator.plan.failures.on_exit import (
 )
 from regroup_operator.plan.failures.pod_ends import LEAST_WINDOW_S, note_pod_ends, pod_ends_failure, without_slots
 from regroup_operator.plan.failures.restarts import (
+    Judged,
     exit_words,
     judge_restarts,
     log_words,
@@ -100,10 +101,8 @@ def judge_failures(facts: Facts) -> Failures:
         released=facts.released,
         known_exits=known_exits,
     )
-    steady = 0
     if facts.tier == "Script":
         seen = replace(seen, failures=with_returned(seen.failures, facts.current, facts.returned))
-        steady = steady_size(facts.memory.steady_size, facts.status, facts.current, inputs.clock)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
     finished = facts.finished if facts.ends_alone else None
@@ -115,87 +114,12 @@ def judge_failures(facts: Facts) -> Failures:
         finished=finished.generation if finished is not None else 0,
     )
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
-    sessions = obs.sessions.values()
-    committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
-    committed_at = max(map(inputs.clock.wall_at, committed_s), default=None)
-    # Rows of failures end with a suspension: people suspend a job to repair what stops it.
-    is_suspended = facts.current is not None and facts.current.suspended and not obs.pods
-    crash = note_crashes(
-        None if is_suspended else seen.memory.crash,
-        [failure for failure in processes if not failure.init],  # it may wait for something by failing
-        committed_at=committed_at,
-        script=facts.tier == "Script",
-        excused=excused_generations(sessions, seen.memory, facts.tier),
-    )
-    counted_pods = {failure.pod for failure in rulings.counted if is_disruption(failure)}
-    ignored = note_ignored(
-        None if is_suspended else seen.memory.ignored,
-        [(failure, _ignored_words(rules, index, failure)) for index, failure in rulings.ignored],
-        committed_at=committed_at,
-        now=inputs.clock.wall,
-    )
-    window_s = None
-    if facts.tier != "Session":
-        window_s = max(LEAST_WINDOW_S, inputs.job.spec.recovery.window_seconds)
-    pod_ends = None
-    if not is_suspended:
-        slots, minimum, reached = _reached(facts)
-        # What a rule counts is bounded by maxRestarts, and what it ignores is to be ignored.
-        ruled = {f.pod for f in (*rulings.counted, *(f for _, f in rulings.ignored)) if is_disruption(f)}
-        telling = {pod.uid for pod in facts.telling_pods} if seen.ended else frozenset[str]()
-        pod_ends = note_pod_ends(
-            without_slots(seen.memory.pod_ends, facts.corrected),
-            [pod for pod in seen.ended if pod.name not in ruled and pod.uid in telling],
-            slots=slots,
-            minimum=minimum,
-            reached=reached,
-            now=inputs.clock.wall,
-            window_s=window_s,
-            per_group=facts.per_group,
-        )
-    memory = replace(
-        seen.memory,
-        pod_ends=pod_ends,
-        steady_size=steady,
-        crash=crash,
-        ignored=ignored,
-        disrupted_pods=note_disrupted_pods(
-            seen.memory.disrupted_pods,
-            [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
-            obs.pods,
-            inputs.clock.now_s,
-            slots=facts.known_slots,
-        ),
-    )
-    words = ""
-    if crash is not None and repeats(crash):
-        hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
-        where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
-        words = crash_sentence(crash, exit_words(crash.last), where)
-    verdict, recent = _cannot_run(seen.failures, inputs.logs) or _ruled(facts, rulings), None
-    if rulings.counted:
-        recovery = inputs.job.spec.recovery
-        judged = judge_restarts(
-            recent=read_recent(facts.status.get("restarts") or {}),
-            new=rulings.counted,
-            max_restarts=recovery.max_restarts,
-            window_s=recovery.window_seconds,
-            now=inputs.clock.wall,
-            logs=inputs.logs,
-        )
-        recent = recent_status(judged.recent)
-        if verdict is None and crash is not None and is_hopeless(crash):
-            verdict = Verdict("RepeatedCrash", words, crash.last.script_code, crash.last.pod)
-        elif verdict is None:
-            verdict = judged.verdict
-    if verdict is None:
-        verdict = pod_ends_failure(pod_ends, window_s=window_s)
+    memory = _with_rows(facts, seen, rulings, processes)
+    crash, ignored = memory.crash, memory.ignored
+    words = _crash_words(facts, crash, memory.steady_size)
+    restarts = _restarts(facts, rulings.counted) if rulings.counted else None
     of_roles = role_verdict(inputs.job, obs.roles)
-    if verdict is None:
-        verdict = of_roles
     hang, workers = _hang(facts)
-    if verdict is None and hang.failure is not None:
-        verdict = Verdict(HUNG, hang.failure)
     unread, unread_due_s = judge_unread(
         checkpoint=inputs.job.spec.checkpoint,
         tier=facts.tier,
@@ -204,17 +128,23 @@ def judge_failures(facts: Facts) -> Failures:
         start_timeout_s=inputs.settings.start_timeout_s,
         now_s=inputs.clock.now_s,
     )
-    verdict = verdict or unread
     num_without_commit = _num_without_commit(facts, workers)
-    if verdict is None and num_without_commit:
-        no_commit = no_commit_failure(num_without_commit, members_of(workers))
-        verdict = None if no_commit is None else Verdict(NO_COMMIT, no_commit)
+    verdict = (  # of the first judge that has one
+        _cannot_run(seen.failures, inputs.logs)
+        or _ruled(facts, rulings)
+        or (restarts and (_hopeless(crash, words) or restarts.verdict))
+        or pod_ends_failure(memory.pod_ends, window_s=_ends_window_s(facts))
+        or of_roles
+        or (Verdict(HUNG, hang.failure) if hang.failure is not None else None)
+        or unread
+        or _without_commit(num_without_commit, workers)
+    )
     return Failures(
         memory,
         workers,
         hang,
         Counter(map(restart_cause, processes)),
-        recent,
+        None if restarts is None else recent_status(restarts.recent),
         words,
         num_without_commit,
         verdict,
@@ -222,11 +152,113 @@ def judge_failures(facts: Facts) -> Failures:
         ended=tuple(failure for failure in ended if not is_disruption(failure)),
         num_ignored=len(rulings.ignored),
         judged=judged_status(rules, rulings.judged, obs.pods),
-        exits=exits_status(known_exits, obs, seen.memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),
+        exits=exits_status(known_exits, obs, memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
         unread=unread,
         due_s=earliest([unread_due_s, _quiet_s(inputs, ignored)], after_s=inputs.clock.now_s),
     )
+
+
+def _with_rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failure]) -> Memory:
+    """Remember the failures that come again: crashes, ignored ones, ends of pods, disruptions. Such a row ends with a suspension:
+    people suspend a job to repair what stops it."""
+    obs, clock, memory = facts.inputs.obs, facts.inputs.clock, seen.memory
+    if facts.current is not None and facts.current.suspended and not obs.pods:
+        memory = replace(memory, crash=None, ignored=None, pod_ends=None)
+    else:
+        memory = replace(memory, pod_ends=_pod_ends(facts, seen, rulings))
+    sessions = obs.sessions.values()
+    committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
+    committed_at = max(map(clock.wall_at, committed_s), default=None)
+    is_script = facts.tier == "Script"
+    counted_pods = {failure.pod for failure in rulings.counted if is_disruption(failure)}
+    return replace(
+        memory,
+        steady_size=steady_size(memory.steady_size, facts.status, facts.current, clock) if is_script else 0,
+        crash=note_crashes(
+            memory.crash,
+            [failure for failure in processes if not failure.init],  # it may wait for something by failing
+            committed_at=committed_at,
+            script=is_script,
+            excused=excused_generations(sessions, memory, facts.tier),
+        ),
+        ignored=note_ignored(
+            memory.ignored,
+            [
+                (failure, _ignored_words(facts.inputs.job.spec.recovery.on_exit, index, failure))
+                for index, failure in rulings.ignored
+            ],
+            committed_at=committed_at,
+            now=clock.wall,
+        ),
+        disrupted_pods=note_disrupted_pods(
+            memory.disrupted_pods,
+            [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
+            obs.pods,
+            clock.now_s,
+            slots=facts.known_slots,
+        ),
+    )
+
+
+def _pod_ends(facts: Facts, seen: Seen, rulings: Rulings) -> PodEnds | None:
+    """Return the pods that end again and again. What a rule counts is bounded by maxRestarts, and what it ignores is to be
+    ignored: neither is among them."""
+    slots, minimum, reached = _reached(facts)
+    ruled = {f.pod for f in (*rulings.counted, *(f for _, f in rulings.ignored)) if is_disruption(f)}
+    telling = {pod.uid for pod in facts.telling_pods} if seen.ended else frozenset[str]()
+    return note_pod_ends(
+        without_slots(seen.memory.pod_ends, facts.corrected),
+        [pod for pod in seen.ended if pod.name not in ruled and pod.uid in telling],
+        slots=slots,
+        minimum=minimum,
+        reached=reached,
+        now=facts.inputs.clock.wall,
+        window_s=_ends_window_s(facts),
+        per_group=facts.per_group,
+    )
+
+
+def _ends_window_s(facts: Facts) -> float | None:
+    """Return how long the end of a pod counts (pod_ends.py)."""
+    if facts.tier == "Session":
+        return None
+    return max(LEAST_WINDOW_S, facts.inputs.job.spec.recovery.window_seconds)
+
+
+def _crash_words(facts: Facts, crash: Crash | None, steady: int) -> str:
+    """Return what is said of a crash that repeats; empty: none does."""
+    if crash is None or not repeats(crash):
+        return ""
+    hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
+    where = " ".join(filter(None, [hints, log_words(crash.last, facts.inputs.logs)]))
+    return crash_sentence(crash, exit_words(crash.last), where)
+
+
+def _hopeless(crash: Crash | None, words: str) -> Verdict | None:
+    """Return the verdict on a crash that would repeat for ever."""
+    if crash is None or not is_hopeless(crash):
+        return None
+    return Verdict("RepeatedCrash", words, crash.last.script_code, crash.last.pod)
+
+
+def _restarts(facts: Facts, counted: Sequence[Failure]) -> Judged:
+    """Judge whether the failures that count are too many."""
+    recovery = facts.inputs.job.spec.recovery
+    return judge_restarts(
+        recent=read_recent(facts.status.get("restarts") or {}),
+        new=counted,
+        max_restarts=recovery.max_restarts,
+        window_s=recovery.window_seconds,
+        now=facts.inputs.clock.wall,
+        logs=facts.inputs.logs,
+    )
+
+
+def _without_commit(number: int, workers: tuple[Worker, ...]) -> Verdict | None:
+    """Return the verdict on generations in a row that broke before a step was committed."""
+    no_commit = no_commit_failure(number, members_of(workers))
+    return None if no_commit is None else Verdict(NO_COMMIT, no_commit)
 
 
 def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:

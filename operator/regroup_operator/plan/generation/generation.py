@@ -21,7 +21,13 @@ from regroup_operator.plan.failures.hangs import bound as hang_bound_s
 from regroup_operator.plan.failures.no_commit import count_after
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.generation.document import build_document
-from regroup_operator.plan.generation.lateness import LONGEST_START, longest_start, see_lateness, with_setbacks
+from regroup_operator.plan.generation.lateness import (
+    LONGEST_START,
+    Attendance,
+    longest_start,
+    see_lateness,
+    with_setbacks,
+)
 from regroup_operator.plan.generation.links import with_links
 from regroup_operator.plan.generation.retry import names_of
 from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
@@ -94,7 +100,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     setbacks = with_setbacks(memory.setbacks, workers, frozenset(), now_s)
     said_s = inputs.job.spec.recovery.hang_seconds
     longest_start_s = longest_start(facts.status.get(LONGEST_START), sessions, inputs.settings)
-    lateness = see_lateness(
+    known = Attendance(
         workers=workers,
         current=facts.current,
         spells=memory.spells,
@@ -108,6 +114,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
         per_group=facts.per_group,
         at_fault=inputs.obs.num_out_of_reach > 0,
     )
+    lateness = see_lateness(known)
     restart = [(worker, worker.pod, why) for worker, why in lateness.restart if worker.pod is not None]
     return NextGeneration(
         memory=replace(memory, spells=lateness.spells or {}, setbacks=setbacks),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from regroup.protocol.document import PLANNED
@@ -82,94 +83,134 @@ class _Holders:
         return len(self.prompt) > (member in self.prompt) or member != self.first
 
 
-def see_lateness(
-    *,
-    workers: Sequence[Worker],
-    current: Current | None,
-    spells: Mapping[str, Spell],
-    setbacks: Mapping[str, Setback],
-    released: frozenset[str],
-    step_s: float,
-    now_s: float,
-    settings: Settings,
-    alone_s: float | None = None,
-    longest_start_s: float = 0.0,
-    per_group: int = 1,
-    at_fault: bool = False,
-) -> Lateness:
-    """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
-    `step_s` the duration of a step (0: not known), `alone_s` how long a hang may last of the only worker with the newest state
-    (None: the user has not said), `longest_start_s` the longest start of a worker so far (0: none has been seen).
-    `per_group` workers are a group: each position holds its part of the state. `at_fault`: the operator cannot reach so many agents
-    of all jobs that it is the likelier cause."""
+@dataclass(frozen=True, kw_only=True)
+class Attendance:
+    """The workers of a job, and by what it is judged whether they are late."""
+
+    workers: Sequence[Worker]
+    current: Current | None
+    spells: Mapping[str, Spell]
+    """By pod UID, as returned last time."""
+    setbacks: Mapping[str, Setback]
+    """As `with_setbacks` returns them."""
+    released: frozenset[str]
+    step_s: float
+    """The duration of a step; 0: not known."""
+    now_s: float
+    settings: Settings
+    alone_s: float | None = None
+    """How long a hang may last of the only worker with the newest state; None: the user has not said."""
+    longest_start_s: float = 0.0
+    """The longest start of a worker so far; 0: none has been seen."""
+    per_group: int = 1
+    """Workers in a group: each position holds its part of the state."""
+    at_fault: bool = False
+    """The operator cannot reach so many agents of all jobs that it is the likelier cause."""
+
+    @cached_property
+    def missed(self) -> frozenset[str]:
+        """Pod UIDs of those that have not come to earlier generations."""
+        return frozenset(uid for uid, spell in self.spells.items() if spell.kind == BEHIND and uid in self.setbacks)
+
+    @cached_property
+    def kinds(self) -> dict[MemberId, tuple[str, float | None]]:
+        """How each worker is late, as `_kind` says."""
+        forming = [w.is_on_its_way for w in self.workers if w.standing == Standing.FORMING]
+        # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
+        waited_for = not all(forming) or len(forming) == sum(w.is_member for w in self.workers)
+        excused = _excuse(self.current, self.missed, self.step_s, self.now_s, self.settings)
+        return {
+            w.id: _kind(w, self.current, waited_for=waited_for, excused=excused, now_s=self.now_s) for w in self.workers
+        }
+
+    @cached_property
+    def _holders(self) -> list[_Holders]:
+        behind = frozenset(member for member, (kind, _) in self.kinds.items() if kind == BEHIND)
+        return [_Holders.among(alike, behind) for alike in by_position(self.workers, self.per_group)]
+
+    @cached_property
+    def _reaches_some(self) -> bool:
+        return any(w.connected and not _is_unreachable(w, self.now_s) for w in self.workers)
+
+    def due_s(self, worker: Worker, spell: Spell) -> float:
+        """Return when something is done about a late worker: its processes are restarted, or its pod is replaced, where that has
+        not helped (a process cannot be killed, an agent did not hear, a start hangs again) or is not possible."""
+        if spell.kind == UNREACHABLE:
+            return self._unreachable_s(worker, spell.since_s)
+        since_s = spell.since_s if spell.restarted_s is None else spell.restarted_s
+        if spell.kind == START:  # after a restart the new processes may rehearse, too
+            return self.excused_s(worker, since_s, self._start_bound_s(worker))
+        enter_s = 0.0
+        if worker.is_member and self.current is not None:
+            enter_s = self.current.announced_at_s + ENTER_S
+        if spell.restarted_s is not None:
+            return max(since_s + self.settings.late_timeout_s, enter_s)
+        return max(self.excused_s(worker, since_s, self._behind_bound_s(worker)), enter_s)
+
+    def excused_s(self, worker: Worker, since_s: float, bound_s: float) -> float:
+        """Return when `bound_s` is over for a worker that is missed since `since_s`. It has longer where its script rehearses, is
+        in its first step, in a pause, or waits for a checkpoint. What began after `since_s` counts from there: one pause after the
+        other excuses nobody for ever."""
+        known = allowances(worker.session, self.settings) if worker.session is not None else ()
+        return max((since_s + bound_s, *(min(began_s, since_s) + allowed_s for began_s, allowed_s in known)))
+
+    def _unreachable_s(self, worker: Worker, since_s: float) -> float:
+        """Return when the pod of a worker that cannot be reached is replaced."""
+        is_ours = not self._reaches_some or (self.at_fault and worker.pod is not None and worker.pod.node_ready)
+        return since_s + self.settings.replace_after_s * (NOBODY_FACTOR if is_ours else 1)
+
+    def _start_bound_s(self, worker: Worker) -> float:
+        """Return how long the processes of a worker may start."""
+        least_s = self.settings.late_timeout_s if self.longest_start_s else self.settings.start_timeout_s
+        growth: int = min(MAX_START_GROWTH, 2**worker.id.attempt)
+        return growth * max(least_s, START_FACTOR * self.longest_start_s)
+
+    def _behind_bound_s(self, worker: Worker) -> float:
+        """Return how long a worker may be behind the newest generation."""
+        least_s, alone_s = self.settings.late_timeout_s, self.alone_s
+        bound_s = max(least_s, LATE_STEPS * self.step_s)
+        if alone_s is not None:
+            # `step_s` may include time that was not a step, such as a blocked log.
+            bound_s = min(bound_s, max(least_s, alone_s))
+        if self._holders[worker.id.slot % self.per_group].others(worker.id):
+            return bound_s
+        longest_s = ONLY_HOLDER * bound_s
+        return longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
+
+
+def see_lateness(known: Attendance) -> Lateness:
+    """Return who is to be restarted or replaced."""
+    now_s = known.now_s
     kept: dict[str, Spell] = {}
     restart: list[tuple[Worker, str]] = []
-    replaced: set[str] = set()
+    replaced: list[tuple[str, float]] = []
     dues: list[float] = []
-    forming = [w.is_on_its_way for w in workers if w.standing == Standing.FORMING]
-    # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
-    waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)
-    reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
-    missed = {uid for uid, spell in spells.items() if spell.kind == BEHIND and uid in setbacks}
-    excused = _excuse(current, missed, step_s, now_s, settings)
-    kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
-    behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
-    holders = [_Holders.among(alike, behind) for alike in by_position(workers, per_group)]
-    for worker in workers:
-        pod = worker.pod
-        kind, since_s = kinds[worker.id]
-        if pod is None or not pod.usable or pod.uid in released:
+    for worker in known.workers:
+        pod, (kind, since_s) = worker.pod, known.kinds[worker.id]
+        if pod is None or not pod.usable or pod.uid in known.released:
             continue
-        setback = setbacks.get(pod.uid)
+        setback = known.setbacks.get(pod.uid)
         if setback is not None and setback.count >= MAX_SETBACKS:
-            due_s = max(setback.since_s + settings.late_timeout_s, _excused_s(worker, setback.since_s, settings))
-            if now_s >= due_s:
-                replaced.add(pod.uid)
-            else:
-                dues.append(due_s)
-        known = spells.get(pod.uid)
+            replaced.append((pod.uid, known.excused_s(worker, setback.since_s, known.settings.late_timeout_s)))
+        before = known.spells.get(pod.uid)
         if not kind:
-            if known and pod.uid in missed and not _has_come(worker, current):
-                kept[pod.uid] = known  # it is left out because it did not come, which is no sign that it would
+            if before and pod.uid in known.missed and not _has_come(worker, known.current):
+                kept[pod.uid] = before  # it is left out because it did not come, which is no sign that it would
             continue
-        spell = known if known and known.kind == kind else Spell(kind, now_s if since_s is None else since_s)
-        if kind == UNREACHABLE:
-            is_ours = not reached or (at_fault and pod.node_ready)
-            bound_s = settings.replace_after_s * (NOBODY_FACTOR if is_ours else 1)
-            if now_s >= spell.since_s + bound_s:
-                replaced.add(pod.uid)
+        spell = before if before and before.kind == kind else Spell(kind, now_s if since_s is None else since_s)
+        if kind != UNREACHABLE and spell.restarted_s is None:
+            late_s = known.due_s(worker, spell)
+            if now_s >= late_s:
+                restart.append((worker, _sentence(worker, known.current, kind, now_s - spell.since_s)))
+                spell = replace(spell, restarted_s=now_s)
             else:
-                dues.append(spell.since_s + bound_s)
-            kept[pod.uid] = spell
-            continue
-        bound_s = _bound_s(kind, worker.id.attempt, step_s, longest_start_s, settings)
-        if kind == BEHIND and alone_s is not None:
-            # `step_s` may include time that was not a step, such as a blocked log.
-            bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))
-        if kind == BEHIND and not holders[worker.id.slot % per_group].others(worker.id):
-            longest_s = ONLY_HOLDER * bound_s
-            bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
-        late_s = spell.since_s + bound_s
-        late_s = max(late_s, _excused_s(worker, spell.since_s, settings))
-        if kind == BEHIND and worker.is_member and current is not None:
-            late_s = max(late_s, current.announced_at_s + ENTER_S)
-        if spell.restarted_s is None and now_s >= late_s:
-            restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
-            spell = Spell(kind, spell.since_s, restarted_s=now_s)
-        if spell.restarted_s is None:
-            dues.append(late_s)
-        else:  # nothing came of it: a process that cannot be killed, an agent that did not hear, a start that hangs again
-            due_s = spell.restarted_s + (bound_s if kind == START else settings.late_timeout_s)
-            if kind == START:  # the new processes may rehearse, too
-                due_s = max(due_s, _excused_s(worker, spell.restarted_s, settings))
-            elif worker.is_member and current is not None:
-                due_s = max(due_s, current.announced_at_s + ENTER_S)
-            if now_s >= due_s:
-                replaced.add(pod.uid)
-            else:
-                dues.append(due_s)
+                dues.append(late_s)
+        if kind == UNREACHABLE or spell.restarted_s is not None:
+            replaced.append((pod.uid, known.due_s(worker, spell)))
         kept[pod.uid] = spell
-    return Lateness(tuple(restart), frozenset(replaced), kept, min(dues, default=None))
+    dues += [at_s for _, at_s in replaced if at_s > now_s]
+    is_due = frozenset(uid for uid, at_s in replaced if at_s <= now_s)
+    return Lateness(tuple(restart), is_due, kept, min(dues, default=None))
 
 
 def longest_start(known_s: int | None, sessions: Iterable[Session], settings: Settings) -> int | None:
@@ -264,22 +305,6 @@ def _is_unreachable(worker: Worker, now_s: float) -> bool:
     if session is None or worker.is_member:
         return False
     return not session.connected or is_unresponsive(session, now_s)
-
-
-def _bound_s(kind: str, attempt: int, step_s: float, longest_start_s: float, settings: Settings) -> float:
-    if kind == START:
-        least_s = settings.start_timeout_s if not longest_start_s else settings.late_timeout_s
-        growth: int = min(MAX_START_GROWTH, 2**attempt)
-        return growth * max(least_s, START_FACTOR * longest_start_s)
-    return max(settings.late_timeout_s, LATE_STEPS * step_s)
-
-
-def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
-    """Return until when a worker that is missed since `since_s` is excused: its script rehearses, is in its first step, in a
-    pause, or waits for a checkpoint. What began after `since_s` counts from there: one pause after the other excuses nobody for
-    ever."""
-    known = allowances(worker.session, settings) if worker.session is not None else ()
-    return max((min(began_s, since_s) + allowed_s for began_s, allowed_s in known), default=0.0)
 
 
 def _sentence(worker: Worker, current: Current | None, kind: str, late_s: float) -> str:
