@@ -26,6 +26,9 @@ SILENCE_S = 9.0
 AHEAD_S = 1.0
 """The State may be ahead by so much: Finishing is written before the processes are told to leave their loops, and a script's
 change before its processes are told to end."""
+EXIT_S = 3.0
+"""A script says that it is done in its last line; its process and Python's end follow, in a second or more on a busy machine, and
+the job is Finishing until the last of them has ended."""
 KUBELET_S = 2.0
 """So long does the kubelet leave a process whose pod was deleted without grace."""
 RESTART_LAG_S = 60.0
@@ -124,7 +127,7 @@ def _state(state: str, window: tuple[float, float], trace: Trace, run: Run) -> I
         yield "Finishing, but steps were committed after that"
     if state == "Succeeded" and window[1] < trace.ended_at():
         yield "Succeeded, but not every process had finished"
-    if state != "Succeeded" and window[0] > trace.ended_at():
+    if state != "Succeeded" and window[0] > trace.ended_at() + (EXIT_S if state == "Finishing" else 0.0):
         yield f"{state}, but the job had ended"
     if state in ("Failed", "Waiting"):
         yield f"{state}, but nothing failed for good and members were never too few"

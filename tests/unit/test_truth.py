@@ -76,6 +76,7 @@ def test_true_lines_pass(true: Row) -> None:
         (row(115, "Waiting"), "never too few"),
         (row(133, "Running", step=250, generation=2), "nobody committed"),
         (row(133, "Recovering", step=250, generation=2), "had ended"),
+        (row(137, "Finishing", "", step=250, generation=2), "had ended"),
         (row(115, ready="1/2"), "the trace says 2 to 2"),
         (row(115, "Recovering", ready="1/2"), "the trace says 2 to 2"),
         (row(115, ready="2/3"), "the user asked for [2]"),
