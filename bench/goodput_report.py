@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 
@@ -101,7 +102,11 @@ def goodput(commits: Sequence[Commit], window: Window, *, step_s: float, ranks: 
     """
     before = max((commit.step for commit in commits if commit.t_s < window.begin_s), default=0)
     stayed = [commit for step, commit in standing(commits, window.end_s).items() if step > before]
-    tried = {(c.epoch, c.step) for c in commits if window.begin_s <= c.t_s <= window.end_s}
+    made: dict[tuple[int, int], float] = {}
+    for commit in commits:  # the first rank's commit says when a step was made
+        key = (commit.epoch, commit.step)
+        made[key] = min(commit.t_s, made.get(key, commit.t_s))
+    tried = [t_s for t_s in made.values() if window.begin_s <= t_s <= window.end_s]
     trained = len(stayed) if keeps_batch else sum(commit.world / ranks for commit in stayed)
     return Goodput(
         stayed=len(stayed),
@@ -157,20 +162,25 @@ def _figures(run: Disturbed) -> dict[str, float]:
 
 
 def tables(found: Mapping[str, Any]) -> Group:
-    """Return what is printed: a table, and a line on what a kill costs each peer beside that."""
+    """Return what is printed: a table of at most 80 columns, and a line on what else the kills cost each peer."""
     setup = found["setup"]
-    table = Table(title=f"Goodput with a SIGKILL of one of {setup['ranks']} ranks every so often")
-    for heading in ("", "every", "goodput", "of samples", "no kills", "a step", "stayed", "again", "kills"):
-        table.add_column(heading, justify="right" if heading else "left")
+    title = f"Goodput while one of {setup['ranks']} ranks gets a SIGKILL every so often"
+    table = Table(title=title, box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    for heading in ("", "goodput", "samples", "no kills", "a step", "stayed", "kills"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.caption = (
         f"{setup['seconds']:g} s each, one system after the other, on {setup['cpus']} cores, torch {setup['torch']}, "
         f"load {setup['load_before']:.1f} before and {setup['load_after']:.1f} after"
     )
-    peers = {key: one for key, one in found.items() if key != "setup"}
-    for one in peers.values():
+    lines = []
+    for one in (one for key, one in found.items() if key != "setup"):
         for every, run in one["every"].items():
             shares = (f"{100 * run[key]:.1f} %" for key in ("goodput", "samples", "undisturbed"))
-            kills = f"{run['kills']}" + (f", {run['skipped']} skipped" if run["skipped"] else "")
-            times = (f"{1000 * run['step_s']:.1f} ms", str(run["stayed"]), str(run["again"]), kills)
-            table.add_row(one["title"], f"{every} s", *shares, *times)
-    return Group(table, *(f"{one['title']}: {one['lost']}" for one in peers.values()))
+            kills = f"{run['kills']}" + (f" of {run['kills'] + run['skipped']}" if run["skipped"] else "")
+            name = f"{one['title']}, {every} s"
+            table.add_row(name, *shares, f"{1000 * run['step_s']:.1f} ms", str(run["stayed"]), kills)
+        again = sum(run["again"] for run in one["every"].values())
+        lines.append(
+            f"{one['title']}: {again or 'no'} {'step' if again == 1 else 'steps'} made again or lost. {one['lost']}"
+        )
+    return Group(table, *lines)
