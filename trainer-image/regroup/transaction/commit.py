@@ -14,26 +14,26 @@ from typing import Any
 
 import torch
 
+from regroup.bits import float_of
 from regroup.data import DataError, Key, Quotas, SamplePlan
 from regroup.errors import (
     BackendError,
     DataEnded,
     DivergedError,
-    GenerationChanged,
     GroupBroken,
     SampleError,
     UsageError,
 )
 from regroup.generation.edges import Edges
 from regroup.generation.groups import Groups
-from regroup.generation.membership import Membership
-from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.generation.membership import Membership, leaves_broken
+from regroup.parallel.host import bits_of, to_host
 from regroup.parallel.noise import NoiseScale, Part
 from regroup.parallel.pipeline import Pipeline, Work, run
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
-from regroup.state.optimizers import parts_of, step
+from regroup.state.optimizers import learning_rates, parts_of, step
 from regroup.state.rates import ScaledRates
 from regroup.state.training import CommitRecord, TrainingState
 
@@ -189,22 +189,16 @@ class Committer:
             loss = loss.float()  # the factor must not be rounded
         if self._state.scaler is not None:
             loss = self._state.scaler.scale(loss)
-        try:
+        with leaves_broken(self.membership):
             self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
 
     def run(self, work: Work) -> None:
         """Run this rank's microbatches through the stages of a pipeline. Raises GenerationChanged or BackendError."""
         model, groups = self._state.model, self.membership.groups
         assert isinstance(model, Pipeline)
         assert groups is not None
-        try:
+        with leaves_broken(self.membership):
             run(model, work, Edges(groups), self.strategy.run_backward, self.prescale)
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
 
     def commit(
         self,
@@ -222,12 +216,9 @@ class Committer:
                 f"max_norm of step.commit() is {max_norm!r}, and no gradient is left to clip there: this strategy steps the "
                 "optimizer before the commit. Pass max_norm to the strategy, for example LocalSGD(inner_steps=8, max_norm=1.0)."
             )
-        try:
+        with leaves_broken(self.membership):
             header = self._reduce_and_gather(share, lambda: self._keep(before, after, max_norm))
             loss_sum, weight = self.strategy.totals() or (header.loss_sum, header.weight)
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
         share.loss = loss_sum / weight
         pair = StatePair(self.membership.generation, share.index + 1)
         self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
@@ -390,7 +381,7 @@ class Committer:
                 hook()
             if self._rates is not None:
                 self._rates.multiply(pair.step - 1)
-            rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
+            rates = learning_rates(state.optimizer)
             for optimizer in optimizers:
                 # Not by scaler.step(), which would ask the device for each optimizer what `skipped` says.
                 if scaler is None or (not skipped and _has_gradient(optimizer)):
@@ -429,11 +420,6 @@ def _unscale(scaler: Any, optimizers: Sequence[Any]) -> bool:
     for one in found:
         one.fill_(float(skipped))
     return skipped
-
-
-def _value(rate: Any) -> Any:
-    """Return a learning rate as it is now: a tensor is changed in place by its scheduler."""
-    return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
 
 
 def exchange(groups: Groups | None, row: Row, group_size: int = 1) -> Header:

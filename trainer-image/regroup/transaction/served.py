@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from regroup import strategies
+from regroup.bits import float_of
 from regroup.data import Key, SamplePlan
-from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError
+from regroup.errors import BackendError, DivergedError, GenerationChanged, SampleError
 from regroup.generation.links import Link, Pauses, name_of
-from regroup.generation.membership import Membership
+from regroup.generation.membership import Membership, leaves_broken
 from regroup.parallel.dealing import Answer, Desk, Roles, Terms, roles_of
-from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.parallel.host import bits_of, to_host
 from regroup.parallel.ledger import CountedPlan, key_of
 from regroup.parallel.served import Served
 from regroup.parallel.strategy import Share
@@ -358,10 +359,8 @@ class ServedCommitter:
     def _among(self, what: Callable[[], T]) -> T:
         """Do what communicates. Raises GenerationChanged where the group is left, and BackendError."""
         try:
-            return what()
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
+            with leaves_broken(self.membership):
+                return what()
         except BackendError as error:
             if not self.membership.explains(error):
                 raise
