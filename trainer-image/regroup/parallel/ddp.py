@@ -180,7 +180,7 @@ class DataParallel:
     def skip(self, v: int) -> None:
         """See Strategy."""
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """See Strategy."""
 
     def launch(self, share: Share) -> None:

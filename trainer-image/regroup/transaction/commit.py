@@ -154,7 +154,7 @@ class Committer:
             )
         self.strategy.skip(v)
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """`backward` or `skip` of virtual worker `v` is over."""
         self.strategy.added(v, weight * self.prescale)
 
@@ -309,16 +309,14 @@ class Committer:
 
     def _row(self, share: Share) -> Row:
         # The one place where the host waits for backward: what the row needs of the device comes together.
-        losses = [bits_of(loss) for _, loss, _ in share.pending]
+        own = share.ask()
         unread = self._noise.ask() if self._noise is not None else []
-        values = to_host([*losses, *unread, *self.strategy.ask()])
+        values = to_host([*own, *unread, *self.strategy.ask()])
         if self._noise is not None:
-            self._noise.tell(values[len(losses) : len(losses) + len(unread)])
-        for (v, _, factor), bits in zip(share.pending, values):
-            share.loss_sums[v] = float_of(bits) * factor
-        if share.pending:
+            self._noise.tell(values[len(own) : len(own) + len(unread)])
+        if own:
+            share.tell(values[: len(own)])
             self.laps.lap(DEVICE)
-        share.pending = []
         layout, rank = self.plan.layout, self.membership.rank
         adds_loss = layout.size == 1 or layout.adds_loss(rank)
         return Row(
@@ -334,7 +332,7 @@ class Committer:
             ended=share.ended,
             busy_ns=self.laps.busy_ns(),
             work_ns=self.laps.work_ns(),
-            word=self.strategy.word(values[len(losses) + len(unread) :]),
+            word=self.strategy.word(values[len(own) + len(unread) :]),
         )
 
     def _verify(self, share: Share, header: Header) -> None:
