@@ -15,7 +15,7 @@ import torch
 from regroup.generation import living
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
 from regroup.generation.edges import Edges
-from regroup.generation.membership import Membership
+from regroup.generation.membership import Membership, leaves_broken
 from regroup.generation.team import Team, form_team
 
 from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
@@ -142,15 +142,12 @@ class Blocks:
     def forward(self, inputs: tuple[Any, ...]) -> Any:
         """See Collective. Raises GenerationChanged, Apart and BackendError."""
         model, groups = self._state.model, self.membership.groups
-        try:
+        with leaves_broken(self.membership):  # other groups may not have noticed, and wait for this rank
             if not isinstance(model, pipeline.Pipeline) or not model.is_split:
                 return model(*inputs)
             living.check_together()
             assert groups is not None
             return pipeline.forward(model, inputs, Edges(groups))
-        except GroupBroken as error:
-            self.membership.leave(error)  # other groups may not have noticed, and wait for this rank
-            raise GenerationChanged(str(error)) from error
 
     def ends(self) -> None:
         """The block ends, one way or another. A forward of a split model may have been cut off in it. Its parameters are split

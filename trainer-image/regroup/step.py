@@ -4,7 +4,6 @@ Owns what may happen between `__enter__` and `__exit__` of one `with step:` bloc
 twice: after a membership change the session makes a new one with the same index.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -14,9 +13,10 @@ import torch
 from .data import EndOfStream, Feed, Key, SamplePlan, microbatch_rng
 from .data.mix import mix
 from .errors import BackendError, SampleError, UsageError
+from .layout import CONTEXT
 from .parallel.pipeline import Pipeline, Work
 from .parallel.schedules import FORWARD as FORWARD_PASS
-from .parallel.strategy import Share
+from .parallel.strategy import Share, checked_weight
 from .state.training import CommitRecord
 from .transaction.laps import BACKWARD, DATA, FORWARD, Laps, StepTimes
 from .transaction.versions import Applied
@@ -66,7 +66,7 @@ class Transaction(Protocol):
         """Virtual worker `v` adds nothing."""
         ...
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """`backward` or `skip` of virtual worker `v` is over; its microbatch has this weight."""
         ...
 
@@ -225,42 +225,43 @@ class Step:
         *positional: Any,
         sum: torch.Tensor | None = None,
         mean: torch.Tensor | None = None,
-        weight: float | None = None,
+        weight: float | torch.Tensor | None = None,
     ) -> None:
         """Add the gradients of one microbatch. Once for each microbatch.
 
         sum: a loss that is summed over samples, a scalar; or mean: one that is averaged over them. weight: their number, or
-        whatever the loss is a sum over or an average of (tokens that are no padding). The step's gradient and loss are those
-        of the mean over all microbatches by weight.
+        whatever the loss is a sum over or an average of (tokens that are no padding); None: the number of samples of the
+        microbatch. The step's gradient and loss are those of the mean over all microbatches by weight. A weight on a GPU is read
+        together with the loss, in the commit. With mean= the process waits for it at once: a mean over nothing is left out.
         """
         loss = sum if mean is None else mean
-        if positional or loss is None or weight is None or (sum is not None and mean is not None):
+        if positional or loss is None or (sum is not None and mean is not None):
             raise UsageError(
-                "step.backward() takes the loss as sum=loss (reduction='sum') or as mean=loss (reduction='mean'), and weight=n, "
-                "the number of samples: the session scales sums and means differently."
+                "step.backward() takes the loss as sum=loss (reduction='sum') or as mean=loss (reduction='mean'), and weight=n, if "
+                "that is not the number of samples: the session scales sums and means differently."
             )
         self._check_inside("backward")
         self._check_whole("backward")
         share, v = self._share, self.virtual_worker
         if v < 0 or v in share.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
-        number = _checked(loss, weight)
+        _check_loss(loss)
+        number = self._weight(weight, is_late=sum is not None)
         self._transaction.check()
-        factor = number if sum is None else 1.0
+        factor = 1.0 if isinstance(number, torch.Tensor) or sum is not None else number
         self._transaction.laps.lap(FORWARD)
         try:
-            if sum is not None or number:
+            if sum is not None or factor:
                 self._transaction.backward(v, loss, factor, last=self._last)
             else:
                 self._transaction.skip(v)  # a mean over nothing is no number
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
         self._transaction.laps.lap(BACKWARD)
-        share.weights[v] = number
-        if sum is not None or number:
-            share.pending.append((v, loss.detach(), factor))  # it is read once it is needed
+        if sum is not None or factor:
+            share.add(v, loss, factor, number)
         else:
-            share.loss_sums[v] = 0.0
+            share.weights[v] = share.loss_sums[v] = 0.0
         share.sample_hash += self._transaction.plan.hash_of(*self._transaction.key(self.index, v))
         self._transaction.added(v, number)
 
@@ -338,6 +339,20 @@ class Step:
         self._times = self._transaction.laps.sums
         self._transaction.announce()
 
+    def _weight(self, weight: Any, *, is_late: bool) -> float | torch.Tensor:
+        """Return the weight of the current microbatch. `is_late`: one on a device is returned as it is, to be read in the commit.
+        Raises UsageError."""
+        plan = self._transaction.plan
+        if weight is None:
+            if CONTEXT in plan.layout.summed_dims:
+                raise UsageError(
+                    f"weight of step.backward() is not given, and each rank of regroup.mesh({plan.layout}) computes a part of each "
+                    "sample. Pass weight=n, the number of this rank's own tokens."
+                )
+            return float(plan.microbatch)
+        is_tensor = isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex()
+        return weight if is_late and is_tensor and weight.device.type != "cpu" else checked_weight(weight)
+
     def _check_whole(self, what: str) -> None:
         if isinstance(self._model, Pipeline) and self._model.is_split:
             raise UsageError(
@@ -384,9 +399,8 @@ class _Microbatches:
     def loss(self, microbatch: int, output: Any) -> torch.Tensor:
         step, v = self._step, self._share[microbatch]
         total, weight = _pair(self._loss(output, self._batch(microbatch)))
-        number = _checked(total, weight)
-        step._share.weights[v] = number
-        step._share.pending.append((v, total.detach(), 1.0))
+        _check_loss(total)
+        step._share.add(v, total, 1.0, step._weight(weight, is_late=True))
         # The factor of the batch must not be rounded.
         found: torch.Tensor = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
         return found
@@ -430,8 +444,8 @@ def _pair(found: Any) -> tuple[Any, Any]:
     return found
 
 
-def _checked(loss: Any, weight: Any) -> float:
-    """Return the weight as a number. Raises UsageError for a loss or a weight that cannot be one."""
+def _check_loss(loss: Any) -> None:
+    """Raise UsageError for what is no loss that a model is trained by."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
         raise UsageError(
@@ -442,14 +456,6 @@ def _checked(loss: Any, weight: Any) -> float:
             "The loss of step.backward() depends on no parameter that is trained: it was computed under torch.no_grad(), or "
             "detached."
         )
-    try:
-        number = float(weight)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not 0 <= number < math.inf:
-        said = weight if isinstance(weight, (int, float)) else f"a {type(weight).__name__}"
-        raise UsageError(f"weight of step.backward() is {said}; it must be a number of samples, at least 0.")
-    return number
 
 
 def _hooks(name: str, hooks: Any) -> Sequence[Callable[[], Any]]:

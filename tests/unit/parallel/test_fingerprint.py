@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from regroup.bits import float_of
 from regroup.parallel.fingerprint import Fingerprint, ask_settings, settings_hash
-from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.parallel.host import bits_of, to_host
 from tests.unit.parallel.fake_device import DEVICE, FakeDevice
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,11 @@ from regroup.data import DataError
 from regroup.data.sources import TensorSource
 from regroup.errors import SampleError, StateError, UsageError
 from regroup.job import Job
+from regroup.layout import Layout
 from regroup.protocol import env
+from regroup.step import Step
 from regroup.transaction import laps
+from regroup.transaction.rehearsal import Rehearsal
 
 
 @pytest.fixture(autouse=True)
@@ -447,12 +451,37 @@ def test_mean_and_its_weight_are_the_sum() -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_weight_is_the_number_of_samples_by_default(reduction: str) -> None:
+    jobs = [make_job() for _ in range(2)]
+
+    def backward(job: Job, **weight: Any) -> Callable[[Any, Any], None]:
+        def of(step: Any, batch: Any) -> None:
+            loss = torch.nn.functional.cross_entropy(job.model(batch.x), batch.y, reduction=reduction)
+            step.backward(**{reduction: loss}, **weight)
+
+        return of
+
+    default, given = one_step(jobs[0], backward(jobs[0])), one_step(jobs[1], backward(jobs[1], weight=4))
+    assert default.loss == given.loss > 0
+    assert all(torch.equal(a, b) for a, b in zip(jobs[0].model.parameters(), jobs[1].model.parameters()))
+
+
+def test_weight_must_be_given_where_ranks_have_parts_of_a_sequence() -> None:
+    job = make_job()
+    job.plan = replace(job.plan, layout=Layout.of({"context": 2}))
+    step = Step(0, Rehearsal(job._strategy, job.state, job.plan), job._feed, job.model)
+    with pytest.raises(UsageError, match=r"weight of step.backward\(\) is not given, .*context=2.* Pass weight=n"):
+        step._weight(None, is_late=True)
+    assert step._weight(3, is_late=True) == 3.0
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         pytest.param(lambda step, loss: step.backward(loss, weight=4), "takes the loss as sum=loss", id="by position"),
         pytest.param(lambda step, loss: step.backward(sum=loss, mean=loss, weight=4), "as sum=loss", id="both"),
-        pytest.param(lambda step, loss: step.backward(mean=loss), "and weight=n", id="no weight"),
+        pytest.param(lambda step, _: step.backward(weight=4), "takes the loss as sum=loss", id="no loss"),
         pytest.param(
             lambda step, loss: step.backward(sum=loss, weight=-1), "weight of step.backward", id="a weight below 0"
         ),

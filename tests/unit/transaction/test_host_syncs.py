@@ -6,7 +6,7 @@ What remains, and why:
   started. A rank that is alone has only its losses.
 - *the reductions* (`Groups.wait`), once: until they are complete without an error nothing may be applied.
 - *the overflow* (`commit._unscale`), once, with a scaler: whether the optimizers are stepped is the host's decision.
-Not counted here: what a script does itself, such as `loss.item()`, or a weight of `step.backward` that is on the device.
+Not counted here: what a script does itself, such as `loss.item()`, or a weight of `step.backward(mean=)` that is on the device.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from regroup.data import SamplePlan, as_source, make_feed
 from regroup.generation.groups import Groups
 from regroup.parallel import ddp
 from regroup.parallel.ddp import DataParallel
+from regroup.parallel.host import to_host
+from regroup.parallel.strategy import Share
 from regroup.protocol import env
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
@@ -127,6 +129,49 @@ def test_rank_that_is_alone_waits_for_its_losses(
                 run(step, model, **commit)
     assert Counter(device.take()) == ROW | more
     assert step.loss > 0
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_weight_on_the_device_is_read_with_the_loss(reduction: str) -> None:
+    """Only a mean needs its weight at once: a mean over nothing is left out."""
+
+    def train(**weight: Any) -> tuple[list[str], float]:
+        with FakeDevice() as device:
+            model = Model()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(0.1)
+            optimizer, _ = make_optimizer(model)
+            job = regroup.session(
+                model=model, optimizer=optimizer, data=make_data(), global_batch=GLOBAL_BATCH, microbatch=MICROBATCH
+            )
+            with job:
+                for step in job.steps(LAST + 1):
+                    device.take()
+                    with step:
+                        for x, y in step.microbatches():
+                            x, y = x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
+                            loss = torch.nn.functional.cross_entropy(model(x), y, reduction=reduction)
+                            step.backward(**{reduction: loss}, weight=weight.get("weight", (y >= 0).sum()))
+                        step.commit()
+                    waits = device.take()
+            return waits, step.loss
+
+    torch.manual_seed(3)
+    late, loss = train()
+    torch.manual_seed(3)
+    _, other_loss = train(weight=MICROBATCH)
+    assert loss == other_loss > 0
+    assert len(late) == (1 if reduction == "sum" else 1 + GLOBAL_BATCH // MICROBATCH), late
+
+
+def test_weight_on_the_device_that_is_none_is_refused_in_the_commit() -> None:
+    share = Share(0)
+    share.add(0, torch.tensor(1.0), 1.0, torch.tensor(-1.0))
+    with pytest.raises(
+        regroup.RegroupError, match=r"weight of step.backward\(\) is -1.0; it must be a number of samples"
+    ):
+        share.tell(to_host(share.ask()))
 
 
 @pytest.mark.parametrize(("fields", "commit", "more"), CASES)

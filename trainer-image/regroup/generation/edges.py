@@ -11,7 +11,6 @@ Every wait is one of `Groups`: it ends with the generation, or when the peer's c
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from regroup.errors import UsageError
 from regroup.layout import PIPELINE, Layout
 
 from . import nccl
+from .broadcast import from_rank
 from .groups import Groups, Part, Pending
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
@@ -111,7 +111,7 @@ class Edges:
         self._groups.forget_ended()  # else a stage that receives no headers would hold what it has sent until the step's end
         if tensor.numel():
             tensor = tensor.detach().contiguous()
-            self._sent.append((part.launch("broadcast", [tensor], _from(part.rank), control=control), tensor))
+            self._sent.append((part.launch("broadcast", [tensor], from_rank(part.rank), control=control), tensor))
 
 
 class Coming:
@@ -165,10 +165,4 @@ def empty_like(header: Sequence[int], device: torch.device) -> list[torch.Tensor
 
 
 def _get(part: Part, tensor: torch.Tensor, *, control: bool = False) -> Pending:
-    return part.launch("broadcast", [tensor], _from(1 - part.rank), control=control)
-
-
-def _from(root: int) -> Any:
-    options = torch._C._distributed_c10d.BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
-    return options
+    return part.launch("broadcast", [tensor], from_rank(1 - part.rank), control=control)

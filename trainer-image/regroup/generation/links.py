@@ -8,16 +8,16 @@ version may be on its way while the standby waits for an answer. As on the edges
 `Pauses.pause` find out whether anybody is gone.
 """
 
-import struct
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
+from regroup.bits import float_bits, signed
 from regroup.errors import PeerLost
 from regroup.protocol.local import Assignment
 
+from .broadcast import from_rank
 from .groups import FORGOTTEN_S, Groups, Part, Pending
 
 COPIES = "copies"
@@ -55,12 +55,14 @@ class Link:
         self._sent = [one for one in self._sent if not one[0].work.is_completed()]
         for tensor in tensors:
             if tensor.numel():
-                self._sent.append((self._part.launch("broadcast", [tensor], _from(self._part.rank)), tensor))
+                self._sent.append((self._part.launch("broadcast", [tensor], from_rank(self._part.rank)), tensor))
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """Let what comes next be received into these. Does not wait."""
         self._coming += [
-            self._part.launch("broadcast", [tensor], _from(1 - self._part.rank)) for tensor in tensors if tensor.numel()
+            self._part.launch("broadcast", [tensor], from_rank(1 - self._part.rank))
+            for tensor in tensors
+            if tensor.numel()
         ]
 
     def take(self) -> bool:
@@ -125,33 +127,9 @@ class Pauses:
 
 def numbers(*values: int | float) -> torch.Tensor:
     """Return a message's header: int64, floats as their bits."""
-    return torch.tensor([_bits(value) if isinstance(value, float) else _signed(value) for value in values])
+    return torch.tensor([float_bits(value) if isinstance(value, float) else signed(value) for value in values])
 
 
 def read(header: torch.Tensor) -> Iterator[int]:
     """Return the numbers of a header, in turn."""
     return iter(header.tolist())
-
-
-def float_of(number: int) -> float:
-    """Return a float of a header."""
-    return float(struct.unpack("<d", struct.pack("<q", number))[0])
-
-
-def unsigned(number: int) -> int:
-    """Return a number of 64 bits of a header."""
-    return number & ((1 << 64) - 1)
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 and value >= 0 else value
-
-
-def _from(root: int) -> Any:
-    options = torch._C._distributed_c10d.BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
-    return options

@@ -4,9 +4,11 @@
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from regroup.errors import GroupBroken
+from regroup.errors import GenerationChanged, GroupBroken
 from regroup.protocol.local import COMPLETE, PruneLocally
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Durable, Origin
@@ -141,6 +143,19 @@ class Membership(Protocol):
     def close(self) -> None:
         """The session has ended."""
         ...
+
+
+@contextmanager
+def leaves_broken(membership: Membership) -> Iterator[None]:
+    """Return a block that leaves the groups once they break in it, and then raises GenerationChanged.
+
+    Everything that communicates in a step runs in one. Exceptions other than GroupBroken pass.
+    """
+    try:
+        yield
+    except GroupBroken as error:
+        membership.leave(error)
+        raise GenerationChanged(str(error)) from error
 
 
 class Alone:

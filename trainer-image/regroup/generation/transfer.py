@@ -15,6 +15,7 @@ from regroup.checkpoint import tree as trees
 from regroup.state.training import CommitRecord
 
 from . import nccl
+from .broadcast import from_rank
 from .groups import Groups, Part
 
 CHUNK_BYTES = 32 << 20
@@ -160,10 +161,7 @@ def share_text(groups: Groups | Part, source: int, text: str) -> str:
 def _broadcast(groups: Groups | Part, tensor: torch.Tensor, source: int) -> None:
     if groups.world_size == 1:
         return
-    options = torch._C._distributed_c10d.BroadcastOptions()
-    options.rootRank = source
-    options.rootTensor = 0
-    groups.wait([groups.launch("broadcast", [tensor], options, control=tensor.device.type == "cpu")])
+    groups.wait([groups.launch("broadcast", [tensor], from_rank(source), control=tensor.device.type == "cpu")])
 
 
 def _is_on_device(groups: Groups | Part, tensor: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from regroup import strategies
+from regroup.bits import float_of
 from regroup.checkpoint.shards import local_of
 from regroup.data import SamplePlan
 from regroup.errors import UsageError
@@ -26,7 +27,7 @@ from .buffers import Buffers
 from .fingerprint import Fingerprint, ask_settings, settings_hash
 from .gradients import Bucket, Gradients, dense, hash_of
 from .hooks import Hook, Plain, Rounded, launch_sum
-from .host import Scalar, bits_of, float_of
+from .host import Scalar, bits_of
 from .placement import Place, place_of
 from .powersgd import LowRank
 from .ring import Ring
@@ -179,7 +180,7 @@ class DataParallel:
     def skip(self, v: int) -> None:
         """See Strategy."""
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """See Strategy."""
 
     def launch(self, share: Share) -> None:

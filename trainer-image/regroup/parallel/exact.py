@@ -78,7 +78,7 @@ class Exact:
             bucket.flat.zero_()
             total.add(v, bucket.flat)
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """See Strategy."""
 
     def launch(self, share: Share) -> None:

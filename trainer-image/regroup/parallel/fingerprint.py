@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .host import Scalar, bits_of, float_of, to_host
+from regroup.bits import float_of
+
+from .host import Scalar, bits_of, to_host
 
 PART_BYTES = 4 << 20
 """Read in each step, or more where all would take more than ROUNDS steps."""

@@ -9,10 +9,11 @@ from typing import Protocol
 
 import torch
 
+from regroup.bits import float_of
 from regroup.generation.groups import Groups, Part, Pending
 
 from .gradients import Bucket
-from .host import bits_of, float_of, to_host
+from .host import bits_of, to_host
 
 _TARGET = 10
 """The largest gradient of the last step is scaled to about 2^10 in fp16, which ends at 2^16: there is room for it to grow, and for

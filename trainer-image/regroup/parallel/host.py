@@ -3,10 +3,11 @@
 What is on the CPU needs no reading: it is a number here from the start.
 """
 
-import struct
 from collections.abc import Sequence
 
 import torch
+
+from regroup.bits import float_bits
 
 Scalar = torch.Tensor | int
 """A number of int64: known, or on a device."""
@@ -27,14 +28,7 @@ def to_host(scalars: Sequence[Scalar]) -> list[int]:
 
 
 def bits_of(value: torch.Tensor) -> Scalar:
-    """Return the bits of a tensor of one number, as a float64, for `to_host` and `float_of`."""
+    """Return the bits of a tensor of one number, as a float64, for `to_host` and `bits.float_of`."""
     if value.device.type == "cpu":
-        bits: int = struct.unpack("<q", struct.pack("<d", float(value)))[0]
-        return bits
+        return float_bits(float(value))
     return value.detach().double().reshape(()).view(torch.int64)
-
-
-def float_of(bits: int) -> float:
-    """Return the number whose bits they are."""
-    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return value

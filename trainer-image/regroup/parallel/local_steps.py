@@ -100,8 +100,9 @@ class LocalSteps:
     def skip(self, v: int) -> None:
         """See Strategy."""
 
-    def added(self, v: int, weight: float) -> None:
-        """See Strategy: make the inner step whose last microbatch this is."""
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
+        """See Strategy: make the inner step whose last microbatch this is. It needs the weight now."""
+        weight = float(weight)
         self._weight += weight
         self._weights += weight
         if v not in self._ends:

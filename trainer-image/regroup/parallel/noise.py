@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .host import Scalar, float_of, to_host
+from regroup.bits import float_of
+
+from .host import Scalar, to_host
 
 DECAY = 0.99
 """Of both averages, a step: they cover about the last hundred steps."""

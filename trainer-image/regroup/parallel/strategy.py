@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from regroup.bits import float_of
+from regroup.errors import UsageError
 from regroup.generation.groups import Groups
 
-from .host import Scalar
+from .host import Scalar, bits_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Share:
     """Number of the step, from 0."""
     pending: list[tuple[int, torch.Tensor, float]] = field(default_factory=list)
     """(virtual worker, loss, factor): losses whose product has not been read from the device, and is in no `loss_sums`."""
+    unread: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Weights that are on the device; `weights` has 0 for them."""
     loss_sums: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     sample_hash: int = 0
@@ -54,6 +58,39 @@ class Share:
     """The data ended before it was whole."""
     loss: float = math.nan
     """Mean over the whole batch, once that is known."""
+
+    def add(self, v: int, loss: torch.Tensor, factor: float, weight: "float | torch.Tensor") -> None:
+        """Take the loss and the weight of a microbatch. What is on the device is read once it is needed."""
+        self.pending.append((v, loss.detach(), factor))
+        if isinstance(weight, torch.Tensor):
+            self.unread[v] = weight.detach()
+            weight = 0.0
+        self.weights[v] = weight
+
+    def ask(self) -> list[Scalar]:
+        """Return what is to be read from the device (`to_host`), for `tell`."""
+        return [bits_of(one) for one in (*(loss for _, loss, _ in self.pending), *self.unread.values())]
+
+    def tell(self, values: Sequence[int]) -> None:
+        """Take what was read for `ask`. Raises UsageError for a weight that is no number of samples."""
+        numbers = list(map(float_of, values))
+        for (v, _, factor), number in zip(self.pending, numbers):
+            self.loss_sums[v] = number * factor
+        for v, number in zip(self.unread, numbers[len(self.pending) :]):
+            self.weights[v] = checked_weight(number)
+        self.pending, self.unread = [], {}
+
+
+def checked_weight(weight: Any) -> float:
+    """Return the weight of a microbatch as a number. Waits for the device that it is on. Raises UsageError."""
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        said = weight if isinstance(weight, (int, float)) else f"a {type(weight).__name__}"
+        raise UsageError(f"weight of step.backward() is {said}; it must be a number of samples, at least 0.")
+    return number
 
 
 class Word(NamedTuple):
@@ -121,7 +158,7 @@ class Strategy(Protocol):
         """Virtual worker `v` adds nothing: its weight is 0."""
         ...
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """`backward` or `skip` of virtual worker `v` is over. weight: its microbatch's, as `scale` takes it."""
         ...
 

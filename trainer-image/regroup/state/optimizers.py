@@ -5,6 +5,7 @@ cannot be used.
 """
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,6 +159,15 @@ def _as_saved(loaded: Any, saved: Any, own: Any, parameter: torch.Tensor) -> Any
 def parts_of(optimizer: Any) -> list[Any]:
     """Return the script's own optimizers."""
     return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
+
+
+def learning_rates(optimizer: Any) -> tuple[Any, ...]:
+    """Return the learning rate of each param group as it is now; NaN for a group without one. A scheduler changes a rate that is
+    a tensor in place, so such a rate is copied."""
+    rates = [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
+    return tuple(
+        rate.clone() if isinstance(rate, torch.Tensor) else math.nan if rate is None else rate for rate in rates
+    )
 
 
 def _check(optimizer: Any, model: torch.nn.Module, name: str) -> None:

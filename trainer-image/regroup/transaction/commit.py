@@ -14,26 +14,26 @@ from typing import Any
 
 import torch
 
+from regroup.bits import float_of
 from regroup.data import DataError, Key, Quotas, SamplePlan
 from regroup.errors import (
     BackendError,
     DataEnded,
     DivergedError,
-    GenerationChanged,
     GroupBroken,
     SampleError,
     UsageError,
 )
 from regroup.generation.edges import Edges
 from regroup.generation.groups import Groups
-from regroup.generation.membership import Membership
-from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.generation.membership import Membership, leaves_broken
+from regroup.parallel.host import bits_of, to_host
 from regroup.parallel.noise import NoiseScale, Part
 from regroup.parallel.pipeline import Pipeline, Work, run
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
-from regroup.state.optimizers import parts_of, step
+from regroup.state.optimizers import learning_rates, parts_of, step
 from regroup.state.rates import ScaledRates
 from regroup.state.training import CommitRecord, TrainingState
 
@@ -154,7 +154,7 @@ class Committer:
             )
         self.strategy.skip(v)
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """`backward` or `skip` of virtual worker `v` is over."""
         self.strategy.added(v, weight * self.prescale)
 
@@ -189,22 +189,16 @@ class Committer:
             loss = loss.float()  # the factor must not be rounded
         if self._state.scaler is not None:
             loss = self._state.scaler.scale(loss)
-        try:
+        with leaves_broken(self.membership):
             self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
 
     def run(self, work: Work) -> None:
         """Run this rank's microbatches through the stages of a pipeline. Raises GenerationChanged or BackendError."""
         model, groups = self._state.model, self.membership.groups
         assert isinstance(model, Pipeline)
         assert groups is not None
-        try:
+        with leaves_broken(self.membership):
             run(model, work, Edges(groups), self.strategy.run_backward, self.prescale)
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
 
     def commit(
         self,
@@ -222,12 +216,9 @@ class Committer:
                 f"max_norm of step.commit() is {max_norm!r}, and no gradient is left to clip there: this strategy steps the "
                 "optimizer before the commit. Pass max_norm to the strategy, for example LocalSGD(inner_steps=8, max_norm=1.0)."
             )
-        try:
+        with leaves_broken(self.membership):
             header = self._reduce_and_gather(share, lambda: self._keep(before, after, max_norm))
             loss_sum, weight = self.strategy.totals() or (header.loss_sum, header.weight)
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
         share.loss = loss_sum / weight
         pair = StatePair(self.membership.generation, share.index + 1)
         self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
@@ -318,16 +309,14 @@ class Committer:
 
     def _row(self, share: Share) -> Row:
         # The one place where the host waits for backward: what the row needs of the device comes together.
-        losses = [bits_of(loss) for _, loss, _ in share.pending]
+        own = share.ask()
         unread = self._noise.ask() if self._noise is not None else []
-        values = to_host([*losses, *unread, *self.strategy.ask()])
+        values = to_host([*own, *unread, *self.strategy.ask()])
         if self._noise is not None:
-            self._noise.tell(values[len(losses) : len(losses) + len(unread)])
-        for (v, _, factor), bits in zip(share.pending, values):
-            share.loss_sums[v] = float_of(bits) * factor
-        if share.pending:
+            self._noise.tell(values[len(own) : len(own) + len(unread)])
+        if own:
+            share.tell(values[: len(own)])
             self.laps.lap(DEVICE)
-        share.pending = []
         layout, rank = self.plan.layout, self.membership.rank
         adds_loss = layout.size == 1 or layout.adds_loss(rank)
         return Row(
@@ -343,7 +332,7 @@ class Committer:
             ended=share.ended,
             busy_ns=self.laps.busy_ns(),
             work_ns=self.laps.work_ns(),
-            word=self.strategy.word(values[len(losses) + len(unread) :]),
+            word=self.strategy.word(values[len(own) + len(unread) :]),
         )
 
     def _verify(self, share: Share, header: Header) -> None:
@@ -390,7 +379,7 @@ class Committer:
                 hook()
             if self._rates is not None:
                 self._rates.multiply(pair.step - 1)
-            rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
+            rates = learning_rates(state.optimizer)
             for optimizer in optimizers:
                 # Not by scaler.step(), which would ask the device for each optimizer what `skipped` says.
                 if scaler is None or (not skipped and _has_gradient(optimizer)):
@@ -429,11 +418,6 @@ def _unscale(scaler: Any, optimizers: Sequence[Any]) -> bool:
     for one in found:
         one.fill_(float(skipped))
     return skipped
-
-
-def _value(rate: Any) -> Any:
-    """Return a learning rate as it is now: a tensor is changed in place by its scheduler."""
-    return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
 
 
 def exchange(groups: Groups | None, row: Row, group_size: int = 1) -> Header:

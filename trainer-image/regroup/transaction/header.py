@@ -4,16 +4,15 @@ A gather instead of a sum: every rank computes sums, minima and comparisons itse
 all ranks come to the same result from one small collective. Floats travel as their bits.
 """
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from regroup.bits import float_bits, float_of, signed, unsigned
 from regroup.parallel.strategy import NO_WORD, Word
 
 WIDTH = 16
 _NO_SNAPSHOTS = -2
-_MASK = (1 << 64) - 1
 
 
 class Row(NamedTuple):
@@ -56,20 +55,20 @@ class Row(NamedTuple):
         )
         return [
             self.step,
-            _float_bits(self.loss_sum),
-            _float_bits(self.weight),
-            _signed(self.sample_hash),
+            float_bits(self.loss_sum),
+            float_bits(self.weight),
+            signed(self.sample_hash),
             _NO_SNAPSHOTS if self.snapshotted is None else self.snapshotted,
-            _signed(word.parameters),
+            signed(word.parameters),
             flags,
             self.total,
-            _signed(word.settings),
-            _signed(word.unused),
-            _signed(word.repeated),
-            _float_bits(word.norm_squared),
+            signed(word.settings),
+            signed(word.unused),
+            signed(word.repeated),
+            float_bits(word.norm_squared),
             self.busy_ns,
             self.work_ns,
-            _float_bits(word.own_norm_squared),
+            float_bits(word.own_norm_squared),
             word.order,
         ]
 
@@ -78,9 +77,9 @@ class Row(NamedTuple):
         flags = values[6]
         return cls(
             step=values[0],
-            loss_sum=_float(values[1]),
-            weight=_float(values[2]),
-            sample_hash=values[3] & _MASK,
+            loss_sum=float_of(values[1]),
+            weight=float_of(values[2]),
+            sample_hash=unsigned(values[3]),
             snapshotted=None if values[4] == _NO_SNAPSHOTS else values[4],
             wants_snapshot=bool(flags & 8),
             wants_checkpoint=bool(flags & 16),
@@ -90,14 +89,14 @@ class Row(NamedTuple):
             work_ns=values[13],
             knows_newer=bool(flags & 1),
             word=Word(
-                parameters=values[5] & _MASK,
-                settings=values[8] & _MASK,
-                unused=values[9] & _MASK,
+                parameters=unsigned(values[5]),
+                settings=unsigned(values[8]),
+                unused=unsigned(values[9]),
                 changed=bool(flags & 2),
                 late=bool(flags & 4),
-                repeated=values[10] & _MASK,
-                norm_squared=_float(values[11]),
-                own_norm_squared=_float(values[14]),
+                repeated=unsigned(values[10]),
+                norm_squared=float_of(values[11]),
+                own_norm_squared=float_of(values[14]),
                 order=values[15],
             ),
         )
@@ -120,7 +119,7 @@ class Header:
 
     @property
     def sample_hash(self) -> int:
-        return sum(row.sample_hash for row in self.rows) & _MASK
+        return unsigned(sum(row.sample_hash for row in self.rows))
 
     @property
     def all_know_newer(self) -> bool:
@@ -215,16 +214,3 @@ class Header:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def _signed(value: int) -> int:
-    value &= _MASK
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _float_bits(value: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _float(bits: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])

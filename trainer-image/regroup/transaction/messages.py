@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from regroup.generation.links import float_of, numbers, unsigned
+from regroup.bits import float_of, unsigned
+from regroup.generation.links import numbers
 
 PULL, PUSH, WAIT = 1, 2, 3
 DEAL, FINISHED, LEAVE, COUNTED, REFUSED = range(1, 6)

@@ -92,7 +92,7 @@ class Rehearsal:
         """See Transaction. The scaler is left alone: it makes its tensors when it is first used."""
         self._strategy.backward(v, loss, torch.full_like(loss, factor / self.plan.global_batch), last=False)
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """See Transaction: a rehearsal steps no optimizer."""
 
     def interrupted(self, error: BaseException, *, committed: bool) -> bool:  # noqa: ARG002

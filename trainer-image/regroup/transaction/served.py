@@ -15,11 +15,11 @@ import torch
 
 from regroup import strategies
 from regroup.data import Key, SamplePlan
-from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError
+from regroup.errors import BackendError, DivergedError, GenerationChanged, SampleError
 from regroup.generation.links import Link, Pauses, name_of
-from regroup.generation.membership import Membership
+from regroup.generation.membership import Membership, leaves_broken
 from regroup.parallel.dealing import Answer, Desk, Roles, Terms, roles_of
-from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.parallel.host import to_host
 from regroup.parallel.ledger import CountedPlan, key_of
 from regroup.parallel.served import Served
 from regroup.parallel.strategy import Share
@@ -219,7 +219,7 @@ class ServedCommitter:
     def skip(self, v: int) -> None:
         """Share `v` adds nothing."""
 
-    def added(self, v: int, weight: float) -> None:
+    def added(self, v: int, weight: float | torch.Tensor) -> None:
         """`backward` or `skip` of share `v` is over."""
 
     def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
@@ -254,10 +254,7 @@ class ServedCommitter:
         self.check()
         self._hooks.check((*before, *after))
         self.strategy.collect(share)
-        values = to_host([bits_of(loss) for _, loss, _ in share.pending])
-        for (v, _, factor), bits in zip(share.pending, values):
-            share.loss_sums[v] = float_of(bits) * factor
-        share.pending = []
+        share.tell(to_host(share.ask()))
         self.laps.lap(DEVICE)
         self._check_samples(share)
         record = self._among(lambda: self._push(share, Calls(before, after, max_norm, share)))
@@ -358,10 +355,8 @@ class ServedCommitter:
     def _among(self, what: Callable[[], T]) -> T:
         """Do what communicates. Raises GenerationChanged where the group is left, and BackendError."""
         try:
-            return what()
-        except GroupBroken as error:
-            self.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
+            with leaves_broken(self.membership):
+                return what()
         except BackendError as error:
             if not self.membership.explains(error):
                 raise

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from regroup.bits import float_of
 from regroup.errors import DivergedError, PeerLost
 from regroup.generation.groups import Groups
-from regroup.generation.links import COPIES, Link, Pauses, float_of, name_of, numbers
+from regroup.generation.links import COPIES, Link, Pauses, name_of, numbers
 from regroup.parallel.dealing import Answer, Deal, Desk, Version
 from regroup.parallel.ledger import CountedPlan, Entry
 from regroup.parallel.served import Served

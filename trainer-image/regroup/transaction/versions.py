@@ -18,7 +18,7 @@ from regroup.parallel.ledger import CountedPlan, Entry
 from regroup.parallel.served import Served
 from regroup.parallel.strategy import Share
 from regroup.protocol.state import StatePair
-from regroup.state.optimizers import parts_of
+from regroup.state.optimizers import learning_rates, parts_of
 from regroup.state.training import CommitRecord, TrainingState
 
 from .hooks import refuse_collectives
@@ -71,7 +71,7 @@ class Versions:
                 norm = gradients.clip(calls.max_norm)
             for hook in calls.before:
                 hook()
-            rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
+            rates = learning_rates(state.optimizer)
             for optimizer in parts_of(state.optimizer):
                 optimizer.step()
             for hook in calls.after:
@@ -92,8 +92,3 @@ class Versions:
     @property
     def _tensors(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self._state.model.parameters()]
-
-
-def _value(rate: Any) -> Any:
-    """Return a learning rate as it is now: a tensor is changed in place by its scheduler."""
-    return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
