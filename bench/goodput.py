@@ -158,6 +158,7 @@ def main() -> int:
         parser.error(f"--every ({every[0]:g} to {every[-1]:g}) must be from 1 to --seconds ({args.seconds:g}).")
     if args.seconds / every[0] > 100:
         parser.error("--seconds / --every must be at most 100: torchrun gives up after 100 restarts.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the launcher and its ranks outlive it
     load_before = os.getloadavg()[0]
     measured: dict[str, list[Disturbed]] = {}
     name = "torchft"

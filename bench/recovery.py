@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 
 from rich.console import Console
@@ -78,6 +79,7 @@ def main() -> int:
     args = parser.parse_args()
     if not 1 <= args.trials <= 100:
         parser.error(f"--trials ({args.trials}) must be from 1 to 100: torchrun gives up after 100 restarts.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the launcher and its ranks outlive it
     console = Console()
     load_before = os.getloadavg()[0]
     measured: dict[str, list[Trial]] = {}

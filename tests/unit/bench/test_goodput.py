@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,6 +232,7 @@ def test_a_peer_that_cannot_run_is_one_sentence(
         raise BenchError("its packages could not be installed.")
 
     monkeypatch.setattr(command, "torchft", missing)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own
     monkeypatch.setattr(sys, "argv", ["bench.goodput"])
     assert command.main() == 1
     assert capsys.readouterr().out == "torchft: its packages could not be installed.\n"
