@@ -21,7 +21,7 @@ from regroup_operator.plan.pods.early import disrupted_words, early_words, held_
 from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
-from regroup_operator.plan.pods.wanted import LOGS_S, CreateWorker, plan_workers
+from regroup_operator.plan.pods.wanted import LOGS_S, CreateWorker, Roster, plan_ended, plan_workers
 
 TEMPLATE_WORDS = "none is made from a template that is not the one of the start (see condition Accepted)"
 
@@ -85,46 +85,36 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         per_group=facts.per_group,
         minimum=inputs.job.min_replicas,
     )
-    counted = [MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()]
-    avoided = with_tainted(bad_nodes, inputs.obs.pods, facts.known_slots)
-    term_began_s = max(inputs.obs.term_started_s, inputs.obs.admitted_by_s)
+    roster = Roster(
+        workers=generation.workers,
+        released=facts.released,
+        named=[*named_members(known), *(lifecycle.finished.members if isinstance(lifecycle, Finishing) else ())],
+        counted=[
+            MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()
+        ],
+        bad_nodes=with_tainted(bad_nodes, inputs.obs.pods, facts.known_slots),
+        held=held,
+        now_s=inputs.clock.now_s,
+        hello_timeout_s=inputs.settings.hello_timeout_s,
+        term_began_s=max(inputs.obs.term_started_s, inputs.obs.admitted_by_s),
+        blip_s=inputs.settings.late_timeout_s,
+    )
     if isinstance(lifecycle, Finishing):
-        changes = plan_finishing(
-            workers=generation.workers,
-            finished=lifecycle.finished,
-            leaves=lifecycle.finished.done if facts.ends_alone else frozenset(),
-            released=facts.released,
-            named=[*named_members(known), *lifecycle.finished.members],
-            counted=counted,
-            bad_nodes=avoided,
-            held=held,
-            now_s=inputs.clock.now_s,
-            hello_timeout_s=inputs.settings.hello_timeout_s,
-            term_began_s=term_began_s,
-        )
-    else:
+        done = lifecycle.finished.done if facts.ends_alone else frozenset[MemberId]()
+        changes = plan_finishing(roster, lifecycle.finished, leaves=done)
+    elif isinstance(lifecycle, Active):
         changes = plan_workers(
-            workers=generation.workers,
+            roster,
             slots=facts.slots,
-            released=facts.released,
-            named=named_members(known),
-            counted=counted,
-            bad_nodes=avoided,
-            abandoned=generation.abandoned,
             # Who waits outside may be the last to hold the job's state.
             settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
-            ended=not isinstance(lifecycle, Active),
-            now_s=inputs.clock.now_s,
-            hello_timeout_s=inputs.settings.hello_timeout_s,
-            term_began_s=term_began_s,
-            blip_s=inputs.settings.late_timeout_s,
-            held=held,
-            put_off=later,
-            unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
+            abandoned=generation.abandoned,
             given_back=capacity.given_back,
-            idle=_idle_slots(facts, lifecycle),
-            read_until_s=_read_until_s(facts, lifecycle),
+            unmade=later | _idle_slots(facts, lifecycle),
+            unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
         )
+    else:
+        changes = plan_ended(roster, _read_until_s(facts, lifecycle))
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     if is_active:
         delete += surplus(inputs.obs.pods, {pod.uid for pod in delete})
@@ -187,12 +177,12 @@ def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
     return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name == lifecycle.why.pod}
 
 
-def _idle_slots(facts: Facts, lifecycle: Lifecycle) -> frozenset[int]:
-    """Return the slots for which no script runs any more while others still do (Script tier)."""
-    finished = lifecycle.finished if isinstance(lifecycle, Active) else None
-    if finished is None:
+def _idle_slots(facts: Facts, lifecycle: Active) -> frozenset[int]:
+    """Return the slots for which no script runs any more while others still do (Script tier). They need no pod unless another
+    one fails."""
+    if lifecycle.finished is None:
         return frozenset()
-    return frozenset(range(facts.known_slots)) - {member.slot for member in finished.open}
+    return frozenset(range(facts.known_slots)) - {member.slot for member in lifecycle.finished.open}
 
 
 def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:
