@@ -7,7 +7,7 @@ The controller sends after the status is written (rules PERSIST, RELEASE).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -77,102 +77,144 @@ def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoi
     return End(finish, frozenset(w.pod.uid for w in workers if w.pod is not None and w.id in stored.done))
 
 
-def plan_commands(
-    *,
-    workers: Iterable[Worker],
-    tier: str | None,
-    document: Document | None,
-    released: frozenset[str],
-    stop: str | None,
-    stalled: bool,
-    now_s: float,
-    ask: frozenset[str] = frozenset(),
-    suspected: Mapping[str, float] | None = None,
-    end: End | None = None,
-) -> Iterator[Tell]:
-    """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
-    that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue. `ask`:
-    the pod UIDs of those who must answer before a generation names them. `suspected`: since when an observer has heard nothing,
-    by pod UID. `end`: of the steps, once it is in the status."""
-    workers = tuple(workers)
-    assignment = _Assignment(document, workers) if document is not None else None
-    every_s = _every_s(workers)
-    words = _due_words(workers, suspected or {}, now_s - every_s)
-    late = _late_reporters(workers, suspected, now_s - LATE_ASKED_EVERY_S) if suspected else frozenset()
-    silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
-    withheld = document is not None and tier == "Session" and _waits_for_joiners(document, workers)
-    for worker in workers:
-        session, pod = worker.session, worker.pod
-        if session is None or pod is None or not session.connected:
-            continue
-        known_tier = tier or "Unknown"
+@dataclass(frozen=True, kw_only=True)
+class Briefing:
+    """What is true of a job, for its agents to hear."""
+
+    workers: Sequence[Worker]
+    tier: str | None
+    document: Document | None
+    """The newest generation's, where this operator has it."""
+    released: frozenset[str]
+    stop: str | None
+    """The outcome of a job that has ended: everybody is stopped then, before only the released."""
+    stalled: bool
+    """Steps, or an adoption, are overdue."""
+    now_s: float
+    ask: frozenset[str] = frozenset()
+    """The pod UIDs of those who must answer before a generation names them."""
+    suspected: Mapping[str, float] = field(default_factory=dict)
+    """By pod UID: since when an observer has heard nothing."""
+    end: End | None = None
+    """Of the steps, once it is in the status."""
+
+    @cached_property
+    def _assignment(self) -> _Assignment | None:
+        return _Assignment(self.document, self.workers) if self.document is not None else None
+
+    @cached_property
+    def _is_withheld(self) -> bool:
+        """Those that train are not told of a planned generation yet, because one that joins has not arrived at its store (rule
+        JOIN): they would leave their group and stand still until it does."""
+        document = self.document
+        if document is None or self.tier != "Session" or document.kind != PLANNED:
+            return False
+        uids = {member.pod_uid for member in document.members}
+        joiners = (w for w in self.workers if w.pod is not None and w.pod.uid in uids and not w.trains)
+        return not all(_has_arrived(w, document.number) for w in joiners)
+
+    @cached_property
+    def _speak_by(self) -> dict[str, float]:
+        """By pod UID: since when a worker must have spoken, or it is asked. A suspected worker must have spoken lately, again and
+        again, and the others on its node since the suspicion. So it is known who is there when the next generation is decided
+        (adr/0017). In a small job that holds for all workers, which costs less than to wait for their answers then."""
+        suspected = self.suspected
+        if not suspected:
+            return {}
+        pods = [worker.pod for worker in self.workers if worker.pod is not None]
+        nodes: dict[str, float] = {}
+        for pod in pods:
+            if pod.uid in suspected:
+                nodes[pod.node] = min(suspected[pod.uid], nodes.get(pod.node, inf))
+        everybody_s = min(suspected.values()) if len(self.workers) <= ASKED_PER_S else -inf
+        lately_s = self.now_s - _every_s(self.workers)
+        words = {pod.uid: nodes.get(pod.node, everybody_s) for pod in pods}
+        return words | {uid: max(since_s, lately_s) for uid, since_s in suspected.items()}
+
+    @cached_property
+    def _late(self) -> frozenset[str]:
+        """The pod UIDs of two members that are asked how far they are while others are `suspected`, and have neither been asked nor
+        said so lately. Where members report seldom, only that shows whether the group commits steps, which proves that a worker
+        lives although its observers do not hear it."""
+        if not self.suspected:
+            return frozenset()
+        lately_s = self.now_s - LATE_ASKED_EVERY_S
+        members = (w.session for w in self.workers if w.is_member and w.session is not None and w.session.connected)
+        heard = [session for session in members if session.pod_uid not in self.suspected][:2]
+        return frozenset(
+            session.pod_uid
+            for session in heard
+            if session.report_every_s > REPORT_EVERY_S
+            and session.progress_told_s <= lately_s
+            and (session.asked_at_s is None or session.asked_at_s <= lately_s)
+        )
+
+    @cached_property
+    def _has_silent(self) -> bool:
+        return any(w.is_member and w.standing == Standing.SILENT for w in self.workers)
+
+    def commands(self, worker: Worker, pod: Pod, session: Session) -> Iterator[Tell]:
+        """Yield what an agent that can be reached is told now."""
+        known_tier = self.tier or "Unknown"
         if session.told_tier != known_tier:
             yield Tell(pod.uid, Welcome(known_tier))
-        word = COMPLETE if end is not None and pod.uid in end.stops else stop
+        ending = self._ending(pod, session)
+        if ending is not None:
+            yield from (Tell(pod.uid, body) for body in ending)
+            return
+        yield from self._generation(worker, pod, session)
+        if self._asks(pod, session):
+            yield Tell(pod.uid, ProgressRequest() if self._has_silent or pod.uid in self._late else Ping())
+
+    def _ending(self, pod: Pod, session: Session) -> tuple[Finish | Stop, ...] | None:
+        """Return what a worker is told that leaves its loop or stops, unless it was told before; None: it goes on."""
+        end, word, is_released = self.end, self.stop, pod.uid in self.released
+        if end is not None and pod.uid in end.stops:
+            word = COMPLETE
         if end is not None and word is None and pod.uid in end.finish:
-            if session.told_finish < end.finish[pod.uid].generation:
-                yield Tell(pod.uid, end.finish[pod.uid])
-            continue
-        if word is not None or pod.uid in released:
-            if word == SUSPENDED and session.condition.phase == Phase.DONE:
-                # Nothing is left to suspend: it is told once the status says so. Where all run again, its word counts no more.
-                word = None if end is not None else COMPLETE
-            # One that has returned 0 ignores `Suspended`, which may have been on its way then.
-            told = session.told_stop and (word, session.told_outcome) != (COMPLETE, SUSPENDED)
-            if not told and (word is not None or pod.uid in released):
-                yield Tell(pod.uid, Stop(word or "Released"))
-            continue
-        if end is not None:
-            continue
-        if assignment is not None and session.told_generation < assignment.number:
-            condition = session.condition
-            # The host of the store hears of a generation in two lines, between which its stream may have ended.
-            waits = pod.uid == assignment.host and condition.entered < assignment.number
-            if (condition.heard < assignment.number or waits) and not (withheld and worker.trains):
-                yield from assignment.of(pod)
-        if silent or stalled:
-            asks = session.asked_at_s is None or now_s >= session.asked_at_s + every_s
-        else:
-            asks = tier == "Script" and session.unanswered_since_s is None and now_s >= script_due_s(session)
-        must_answer = pod.uid in ask or session.heard_at_s < words.get(pod.uid, -inf)
-        if asks or pod.uid in late or (must_answer and session.unanswered_since_s is None):
-            yield Tell(pod.uid, ProgressRequest() if silent or pod.uid in late else Ping())
+            finish = end.finish[pod.uid]
+            return (finish,) if session.told_finish < finish.generation else ()
+        if word is None and not is_released:
+            return None if end is None else ()
+        if word == SUSPENDED and session.condition.phase == Phase.DONE:
+            # Nothing is left to suspend: it is told once the status says so. Where all run again, its word counts no more.
+            word = None if end is not None else COMPLETE
+        # One that has returned 0 ignores `Suspended`, which may have been on its way then.
+        told = session.told_stop and (word, session.told_outcome) != (COMPLETE, SUSPENDED)
+        return () if told or (word is None and not is_released) else (Stop(word or "Released"),)
+
+    def _generation(self, worker: Worker, pod: Pod, session: Session) -> Iterator[Tell]:
+        """Yield the newest generation for a worker that has not heard of it."""
+        assignment, condition = self._assignment, session.condition
+        if assignment is None or session.told_generation >= assignment.number:
+            return
+        # The host of the store hears of a generation in two lines, between which its stream may have ended.
+        waits = pod.uid == assignment.host and condition.entered < assignment.number
+        if (condition.heard < assignment.number or waits) and not (self._is_withheld and worker.trains):
+            yield from assignment.of(pod)
+
+    def _asks(self, pod: Pod, session: Session) -> bool:
+        """Return whether an agent is asked how it is."""
+        if pod.uid in self._late:
+            return True
+        is_unasked = session.unanswered_since_s is None
+        if is_unasked and (pod.uid in self.ask or session.heard_at_s < self._speak_by.get(pod.uid, -inf)):
+            return True
+        if self._has_silent or self.stalled:
+            return session.asked_at_s is None or self.now_s >= session.asked_at_s + _every_s(self.workers)
+        return self.tier == "Script" and is_unasked and self.now_s >= script_due_s(session)
+
+
+def plan_commands(briefing: Briefing) -> Iterator[Tell]:
+    """Yield the commands for all agents that can be reached."""
+    for worker in briefing.workers:
+        session, pod = worker.session, worker.pod
+        if session is not None and pod is not None and session.connected:
+            yield from briefing.commands(worker, pod, session)
 
 
 def _every_s(workers: Sequence[Worker]) -> float:
     return max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
-
-
-def _late_reporters(workers: Sequence[Worker], suspected: Mapping[str, float], lately_s: float) -> frozenset[str]:
-    """Return the pod UIDs of two members that are asked how far they are while others are `suspected`, and have neither been asked
-    nor said so lately. Where members report seldom, only that shows whether the group commits steps, which proves that a worker
-    lives although its observers do not hear it."""
-    members = (w.session for w in workers if w.is_member and w.session is not None and w.session.connected)
-    heard = [session for session in members if session.pod_uid not in suspected][:2]
-    return frozenset(
-        session.pod_uid
-        for session in heard
-        if session.report_every_s > REPORT_EVERY_S
-        and session.progress_told_s <= lately_s
-        and (session.asked_at_s is None or session.asked_at_s <= lately_s)
-    )
-
-
-def _due_words(workers: Sequence[Worker], suspected: Mapping[str, float], lately_s: float) -> dict[str, float]:
-    """Return since when a worker must have spoken, by pod UID, or be asked. Who is suspected: lately, again and again, and the
-    others on its node: since then. So it is known who is there when the next generation is decided (adr/0017); in a small job of
-    all workers, which costs less than to wait for their answers then."""
-    if not suspected:
-        return {}
-    nodes: dict[str, float] = {}
-    for worker in workers:
-        if worker.pod is not None and worker.pod.uid in suspected:
-            node, since_s = worker.pod.node, suspected[worker.pod.uid]
-            nodes[node] = min(since_s, nodes.get(node, since_s))
-    everybody_s = min(suspected.values()) if len(workers) <= ASKED_PER_S else -inf
-    pods = [worker.pod for worker in workers if worker.pod is not None]
-    words = {pod.uid: nodes.get(pod.node, everybody_s) for pod in pods}
-    return words | {uid: max(since_s, lately_s) for uid, since_s in suspected.items()}
 
 
 def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
@@ -205,18 +247,6 @@ def commands_due_s(facts: Facts, members: Sequence[Worker]) -> float | None:
     if facts.tier == "Script":
         dues_s += [script_due_s(s) for s in sessions if s.connected]
     return earliest(dues_s, after_s=now_s)
-
-
-def _waits_for_joiners(document: Document, workers: Iterable[Worker]) -> bool:
-    """Return whether those that train are not told of a planned generation yet, because one that joins has not arrived at its
-    store (rule JOIN): they would leave their group and stand still until it does."""
-    if document.kind != PLANNED:
-        return False
-    uids = {member.pod_uid for member in document.members}
-    return any(
-        w.pod is not None and w.pod.uid in uids and not w.trains and not _has_arrived(w, document.number)
-        for w in workers
-    )
 
 
 def _has_arrived(worker: Worker, number: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regroup_operator.model.plan import JobPlan, Urgency, earliest
 from regroup_operator.model.worker import Wait
-from regroup_operator.plan.commands import commands_due_s, end_of, plan_commands
+from regroup_operator.plan.commands import Briefing, commands_due_s, end_of, plan_commands
 from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
@@ -41,7 +41,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
     end = None
     if finished is not None and facts.tier != "Script":
         end = end_of(facts, finished, generation.workers, named_checkpoint(report.status))
-    commands = plan_commands(
+    briefing = Briefing(
         workers=generation.workers,
         tier=facts.tier,
         document=generation.document or known,
@@ -73,7 +73,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         # What is told as an event is written at once, or it would be told at every look until then.
         urgency=Urgency.NOW if notes else report.urgency,
         memory=pods.memory,
-        tell=(*generation.tell, *report.tell, *commands),
+        tell=(*generation.tell, *report.tell, *plan_commands(briefing)),
         create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in pods.create),
         create_roles=pods.roles.create,
         delete=pods.delete,

@@ -11,7 +11,7 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import Generation, Ping
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.commands import plan_commands, script_due_s
+from regroup_operator.plan.commands import Briefing, plan_commands, script_due_s
 from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JOB_UID, make_pod, make_session, make_worker, uid_of
 
@@ -35,9 +35,10 @@ def joins(slot: int, phase: str, generation: int = 0, **session: Any) -> Worker:
 
 
 def told(workers: list[Worker], document: Document, tier: str = "Session") -> list[str]:
-    commands = plan_commands(
+    briefing = Briefing(
         workers=workers, tier=tier, document=document, released=frozenset(), stop=None, stalled=False, now_s=0.0
     )
+    commands = plan_commands(briefing)
     return [tell.pod_uid for tell in commands if isinstance(tell.body, Generation)]
 
 
@@ -92,10 +93,11 @@ def test_nobody_waits_where_nobody_joins_or_the_generation_is_forced_or_a_script
 )
 def test_who_must_answer_before_a_generation_names_it_is_asked(session: Session, asked: bool) -> None:
     others = [trains(0), make_worker(1, session=session)]
-    commands = plan_commands(
+    briefing = Briefing(
         workers=others, tier="Session", document=None, released=frozenset(), stop=None, stalled=False, now_s=NOW_S,
         ask=frozenset({uid_of(1)}),
     )  # fmt: skip
+    commands = plan_commands(briefing)
     assert [tell.pod_uid for tell in commands if isinstance(tell.body, Ping)] == ([uid_of(1)] if asked else [])
 
 
@@ -127,10 +129,11 @@ def on_node(slot: int, node: str, **session: Any) -> Worker:
 
 def asked(workers: list[Worker], suspected: dict[str, float]) -> list[int]:
     """Return the slots of those that are asked whether they are there."""
-    commands = plan_commands(
+    briefing = Briefing(
         workers=workers, tier="Session", document=None, released=frozenset(), stop=None, stalled=False, now_s=NOW_S,
         suspected=suspected,
     )  # fmt: skip
+    commands = plan_commands(briefing)
     uids = [tell.pod_uid for tell in commands if isinstance(tell.body, Ping)]
     return [w.id.slot for w in workers if w.pod is not None and w.pod.uid in uids]
 
@@ -169,10 +172,11 @@ def test_generation_tells_each_member_whom_it_observes_and_others_nobody() -> No
                     session=make_session(slot, Phase.READY, observed_port=7000 + slot))
         for slot in range(4)
     ]  # fmt: skip
-    commands = plan_commands(
+    briefing = Briefing(
         workers=workers, tier="Session", document=document(FORCED, 0, 1, 2, host=0), released=frozenset(), stop=None,
         stalled=False, now_s=NOW_S,
     )  # fmt: skip
+    commands = plan_commands(briefing)
     told = {t.pod_uid: t.body for t in commands if isinstance(t.body, Generation)}
     observed = {uid: [one.pod_uid for one in body.observes] for uid, body in told.items()}
     assert observed == {

@@ -11,7 +11,15 @@ from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
-from regroup_operator.plan.report.conditions import duration, phase_of, summary, training_conditions, worker_conditions
+from regroup_operator.plan.report.conditions import (
+    Course,
+    Workforce,
+    duration,
+    phase_of,
+    summary,
+    training_conditions,
+    worker_conditions,
+)
 from tests.builders.plan import make_current, make_pod, make_session, make_worker
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
@@ -81,13 +89,15 @@ def conditions(
     *workers: Worker, ended: str | None = None, now_s: float = 100.0, refusals: dict[str, str] | None = None
 ) -> list[JobCondition]:
     return worker_conditions(
-        workers=workers,
-        replicas=3,
-        ended=ended,
-        now_s=now_s,
-        settings=Settings(),
-        endpoint="regroup.ns.svc:8443",
-        refusals=refusals or {},
+        Workforce(
+            workers=workers,
+            replicas=3,
+            ended=ended,
+            now_s=now_s,
+            settings=Settings(),
+            endpoint="regroup.ns.svc:8443",
+            refusals=refusals or {},
+        )
     )
 
 
@@ -166,7 +176,7 @@ def said(phase: str, *workers: Worker, **given: Any) -> dict[str, JobCondition]:
         "replicas": 3,
         "failure": None,
     }
-    return {c.type: c for c in training_conditions(phase=phase, workers=workers, **values | given)}
+    return {c.type: c for c in training_conditions(Course(phase=phase, workers=workers, **values | given))}
 
 
 def test_training_and_degraded() -> None:

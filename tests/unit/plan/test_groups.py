@@ -20,7 +20,7 @@ from regroup_operator.plan.failures.hangs import find_hang
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.generation.lateness import Attendance, see_lateness
 from regroup_operator.plan.generation.links import cut_off
-from regroup_operator.plan.report.conditions import training_conditions
+from regroup_operator.plan.report.conditions import Course, training_conditions
 from regroup_operator.plan.report.leaving import leaving_words
 from tests.builders.plan import (
     make_bounds,
@@ -472,13 +472,15 @@ def test_spares_are_named(workers: list[Worker], want: str) -> None:
 
 def test_spares_are_said_in_degraded() -> None:
     said = training_conditions(
-        phase="Running",
-        decision=None,
-        current=FOUR,
-        replicas=6,
-        workers=[],
-        failure=None,
-        spares="Worker 4 is a spare.",
+        Course(
+            phase="Running",
+            decision=None,
+            current=FOUR,
+            replicas=6,
+            workers=[],
+            failure=None,
+            spares="Worker 4 is a spare.",
+        )
     )
     (degraded,) = (one for one in said if one.type == "Degraded")
     assert degraded.message == "4 of 6 workers train. Worker 4 is a spare."

@@ -14,7 +14,7 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.generation.decision import next_generation
-from regroup_operator.plan.pods.wanted import plan_workers
+from regroup_operator.plan.pods.wanted import Roster, plan_workers
 from tests.builders.plan import make_current, make_fault, make_pod, make_seal, make_session, make_worker, uid_of
 
 NOW_S = 100.0
@@ -139,17 +139,10 @@ def test_no_number_is_used_twice_and_nobody_is_released_early() -> None:
         if standing == Standing.SILENT:
             worker = replace(worker, session=None)
         workers = (make_worker(0), worker)
-        got = plan_workers(
-            workers=workers,
-            slots=slots,
-            released=frozenset(),
-            named=named,
-            bad_nodes={},
-            settled=settled,
-            ended=False,
-            now_s=100.0,
-            hello_timeout_s=20.0,
+        roster = Roster(
+            workers=workers, released=frozenset(), named=named, bad_nodes={}, now_s=100.0, hello_timeout_s=20.0
         )
+        got = plan_workers(roster, slots=slots, settled=settled)
         used = {w.id for w in workers if w.pod} | set(named)
         for create in got.create:
             assert create.slot < slots

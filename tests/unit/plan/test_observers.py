@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup_operator.model.records import Pod, Session, Settings, Silence
+from regroup_operator.model.records import Observation, Pod, Session, Settings, Silence
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.observers import MAX_OBSERVED, see_silences, who_observes
-from regroup_operator.plan.facts.standing import assess
+from regroup_operator.plan.facts.standing import GroupView, assess
 from tests.builders.plan import make_current, make_pod, make_progress, make_session, make_worker, uid_of
 
 NOW_S = 100.0
@@ -107,10 +107,11 @@ def stand(suspect: Session | None, *others: Session, pods: tuple[Pod, ...] = (),
     there = pods or tuple(make_pod(slot) for slot in (0, *slots))
     sessions = {s.pod_uid: s for s in (*others, *((suspect,) if suspect else ()))}
     silences = see_silences(there, sessions, there)
-    return assess(
-        current=make_current((0, *slots)), tier=tier, pods=there, sessions=sessions, released=frozenset(), processes=1,
-        now_s=NOW_S, term_started_s=0.0, disconnect_s=5.0, settings=Settings(), unheard=silences.proven,
-    )[0]  # fmt: skip
+    view = GroupView(
+        current=make_current((0, *slots)), tier=tier, obs=Observation(there, sessions, term_started_s=0.0),
+        released=frozenset(), processes=1, now_s=NOW_S, disconnect_s=5.0, settings=Settings(), unheard=silences.proven,
+    )  # fmt: skip
+    return assess(view)[0]
 
 
 def with_progress(session: Session, at_s: float) -> Session:

@@ -11,7 +11,7 @@ from regroup.protocol.document import LineageEntry
 from regroup.protocol.state import Group, Phase
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
-from regroup_operator.plan.report.conditions import phase_of, training_conditions
+from regroup_operator.plan.report.conditions import Course, phase_of, training_conditions
 from regroup_operator.plan.report.script_group import script_group
 from tests.builders.plan import make_current, make_session, make_worker
 
@@ -97,13 +97,15 @@ def test_phase_of_a_script(current: Current, decision: Decision, worker: Worker,
 )  # fmt: skip
 def test_training_of_a_script(phase: str, worker: Worker, group: str, status: str, reason: str, says: str) -> None:
     (training, *_) = training_conditions(
-        phase=phase,
-        decision=KEEP,
-        current=CURRENT,
-        replicas=2,
-        workers=[ME, worker],
-        failure=None,
-        group=group,
+        Course(
+            phase=phase,
+            decision=KEEP,
+            current=CURRENT,
+            replicas=2,
+            workers=[ME, worker],
+            failure=None,
+            group=group,
+        )
     )
     assert (training.type, training.status, training.reason) == ("Training", status, reason)
     assert says in training.message

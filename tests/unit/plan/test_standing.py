@@ -12,10 +12,10 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.records import Pod, ProcessExit, Session, Settings
+from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S
-from regroup_operator.plan.facts.standing import assess
+from regroup_operator.plan.facts.standing import GroupView, assess
 from tests.builders.plan import make_current, make_fault, make_pod, make_progress, make_seal, make_session
 
 NOW_S = 100.0
@@ -31,23 +31,31 @@ def stand(
     released: frozenset[str] = frozenset(),
     term_started_s: float = 0.0,
     processes: int = 1,
+    admitted_by_s: float = 0.0,
+    waiting: frozenset[str] = frozenset(),
     **more: Any,
 ) -> Worker:
     """Return worker 0 of a generation of three; the others train unless said otherwise."""
     peers = others or (make_session(1, Phase.TRAINING, 1), make_session(2, Phase.TRAINING, 1))
     sessions = {s.pod_uid: s for s in (*peers, *((session,) if session else ()))}
     workers = assess(
-        current=current or make_current(),
-        tier=tier,
-        pods=(*((pod,) if pod else ()), make_pod(1), make_pod(2)),
-        sessions=sessions,
-        released=released,
-        processes=processes,
-        now_s=NOW_S,
-        term_started_s=term_started_s,
-        disconnect_s=5.0,
-        settings=Settings(),
-        **more,
+        GroupView(
+            obs=Observation(
+                (*((pod,) if pod else ()), make_pod(1), make_pod(2)),
+                sessions,
+                term_started_s=term_started_s,
+                admitted_by_s=admitted_by_s,
+                waiting=waiting,
+            ),
+            current=current or make_current(),
+            tier=tier,
+            released=released,
+            processes=processes,
+            now_s=NOW_S,
+            disconnect_s=5.0,
+            settings=Settings(),
+            **more,
+        )
     )
     return workers[0]
 
@@ -372,16 +380,16 @@ def test_standing_by_the_pod(
 )
 def test_availability(session: Session | None, tier: str | None, current: str | None, available: bool) -> None:
     got = assess(
-        current=make_current() if current else None,
-        tier=tier,
-        pods=(make_pod(3),),
-        sessions={session.pod_uid: session} if session else {},
-        released=frozenset(),
-        processes=1,
-        now_s=NOW_S,
-        term_started_s=0.0,
-        disconnect_s=5.0,
-        settings=Settings(),
+        GroupView(
+            obs=Observation((make_pod(3),), {session.pod_uid: session} if session else {}, term_started_s=0.0),
+            current=make_current() if current else None,
+            tier=tier,
+            released=frozenset(),
+            processes=1,
+            now_s=NOW_S,
+            disconnect_s=5.0,
+            settings=Settings(),
+        )
     )[-1]
     assert (got.standing, got.available) == (Standing.OUTSIDE, available)
 
@@ -398,16 +406,20 @@ def test_terminating_member_is_available_until_it_is_gone() -> None:
 
 def test_two_pods_of_a_slot_are_two_workers() -> None:
     got = assess(
-        current=make_current((0,)),
-        tier="Session",
-        pods=(make_pod(0), make_pod(0, 1)),
-        sessions={"uid-0.0": make_session(0, Phase.TRAINING, 1), "uid-0.1": make_session(0, attempt=1)},
-        released=frozenset(),
-        processes=1,
-        now_s=NOW_S,
-        term_started_s=0.0,
-        disconnect_s=5.0,
-        settings=Settings(),
+        GroupView(
+            obs=Observation(
+                (make_pod(0), make_pod(0, 1)),
+                {"uid-0.0": make_session(0, Phase.TRAINING, 1), "uid-0.1": make_session(0, attempt=1)},
+                term_started_s=0.0,
+            ),
+            current=make_current((0,)),
+            tier="Session",
+            released=frozenset(),
+            processes=1,
+            now_s=NOW_S,
+            disconnect_s=5.0,
+            settings=Settings(),
+        )
     )
     assert [(w.id, w.standing) for w in got] == [((0, 0), Standing.TRAINING), ((0, 1), Standing.OUTSIDE)]
 

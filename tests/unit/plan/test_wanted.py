@@ -18,7 +18,9 @@ from regroup_operator.plan.pods.wanted import (
     ENDS_WITHIN_S,
     SLOW_STOP_S,
     CreateWorker,
+    Roster,
     WorkerChanges,
+    plan_ended,
     plan_workers,
 )
 from tests.builders.plan import make_pod, make_session, make_worker, uid_of
@@ -32,10 +34,13 @@ def outside(slot: int, attempt: int = 0, **changes: Any) -> Worker:
 
 def changes(*workers: Worker, **given: Any) -> WorkerChanges:
     values: dict[str, Any] = {
-        "slots": 3, "released": frozenset(), "named": (), "bad_nodes": {}, "settled": True, "ended": False,
-        "now_s": 100.0, "hello_timeout_s": 20.0,
+        "released": frozenset(), "named": (), "bad_nodes": {}, "now_s": 100.0, "hello_timeout_s": 20.0,
     }  # fmt: skip
-    return plan_workers(workers=workers, **values | given)
+    values |= {key: given.pop(key) for key in [*given] if key in Roster.__dataclass_fields__}
+    roster = Roster(workers=workers, **values)
+    if given.pop("ended", False):
+        return plan_ended(roster, given.pop("read_until_s", {}))
+    return plan_workers(roster, **{"slots": 3, "settled": True} | given)
 
 
 def made(got: WorkerChanges) -> list[tuple[int, int]]:
@@ -178,7 +183,7 @@ def test_node_that_boots_keeps_its_workers(
 
 
 def test_slot_that_is_put_off_has_no_pod_yet() -> None:
-    assert made(changes(A, put_off=frozenset({2}))) == [(1, 0)]
+    assert made(changes(A, unmade=frozenset({2}))) == [(1, 0)]
 
 
 def test_slot_whose_pods_fail_before_they_run_is_held_back() -> None:

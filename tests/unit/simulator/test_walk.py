@@ -183,8 +183,8 @@ def test_wait_that_no_condition_names_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert (named.sort, named.waited) == ("", 1)
     real = conditions.training_conditions
 
-    def silent(**known: Any) -> list[JobCondition]:
-        return [replace(said, reason="Recovering") if said.type == "Training" else said for said in real(**known)]
+    def silent(course: conditions.Course) -> list[JobCondition]:
+        return [replace(said, reason="Recovering") if said.type == "Training" else said for said in real(course)]
 
     monkeypatch.setattr(overview, "training_conditions", silent)
     assert run(LONG_STEPS, faults).sort == "unnamed"

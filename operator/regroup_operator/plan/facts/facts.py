@@ -22,7 +22,7 @@ from regroup_operator.plan.facts.peers import with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.size import Size, decide_size
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
-from regroup_operator.plan.facts.standing import assess
+from regroup_operator.plan.facts.standing import GroupView, assess
 
 UNADOPTED_S = 1.0
 """Agents are asked whether they are there once a generation is older than this and not adopted."""
@@ -236,23 +236,20 @@ def gather_facts(inputs: Inputs) -> Facts:
     finished = read_finished(stored)
     ids = frozenset(current.members) if current else frozenset()
     silences = see_silences(obs.pods, sessions, (pod for pod in obs.pods if pod.id in ids))
-    workers = assess(
+    view = GroupView(
         current=current,
         tier=tier,
-        pods=obs.pods,
-        sessions=sessions,
+        obs=obs,
         released=released,
         processes=processes,
         now_s=clock.now_s,
-        term_started_s=obs.term_started_s,
         disconnect_s=job.spec.recovery.disconnect_seconds,
         settings=inputs.settings,
         setbacks=memory.setbacks,
-        admitted_by_s=obs.admitted_by_s,
-        waiting=obs.waiting,
         unheard=silences.proven,
         done=_done(finished, current),
     )
+    workers = assess(view)
     newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
     losses = see_losses(
         memory.losses, members_of(workers), current, newest, stored.get("progress"), obs.term_started_s, clock

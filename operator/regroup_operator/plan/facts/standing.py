@@ -7,15 +7,17 @@ little: keepalives are answered by the kernel (or a mesh sidecar), so that once 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import SILENT_S
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback
-from regroup_operator.model.records import Pod, Session, Settings
+from regroup_operator.model.records import Observation, Pod, Session, Settings
 from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNHEARD, UNRESPONSIVE, Current, Standing, Worker
 from regroup_operator.plan.facts.observers import is_lost
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, Reported, counted_generations, newest_progress
@@ -43,92 +45,201 @@ _IN_GROUP = {
 }
 
 
-def assess(
-    *,
-    current: Current | None,
-    tier: str | None,
-    pods: Iterable[Pod],
-    sessions: Mapping[str, Session],
-    released: frozenset[str],
-    processes: int,
-    now_s: float,
-    term_started_s: float,
-    disconnect_s: float,
-    settings: Settings,
-    setbacks: Mapping[str, Setback] | None = None,
-    admitted_by_s: float = 0.0,
-    waiting: frozenset[str] = frozenset(),
-    unheard: Mapping[str, float] | None = None,
-    done: frozenset[MemberId] = frozenset(),
-) -> tuple[Worker, ...]:
-    """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
+class _Finding(NamedTuple):
+    """How a member stands; the fields are Worker's."""
 
-    `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes, `setbacks` who kept
-    generations from forming, by pod UID. `admitted_by_s`: when the last agent that there was at the term's start can have been
-    admitted; `waiting`: the pods whose agents wait for that. `unheard`: since when observers have heard nothing of a worker, by pod
-    UID (observers.Silences.proven). `done`: members whose script has returned 0, by the status: they are not lost with their pods.
-    """
-    pods = tuple(pods)
-    members = frozenset(current.members) if current else frozenset()
-    by_id = {pod.id: pod for pod in pods}
-    in_group = [sessions[by_id[m].uid] for m in members if m in by_id and by_id[m].uid in sessions]
-    faulted = current is not None and any(
-        s.connected and _broke(s, current.number) and s.fault is not None and s.fault.cause == "collective"
-        for s in in_group
-    )
-    newest = newest_progress(in_group, counted_generations(current)) if current else None
-    out: list[Worker] = []
-    setbacks = setbacks or {}
-    runs_a_script = tier == "Script" and current is not None and current.adopted
-    answer_s = SCRIPT_ANSWER_S if runs_a_script else ANSWER_S
+    standing: str
+    since_s: float
+    why: str = ""
+    lost_at_s: float | None = None
+    last_seen_s: float | None = None
 
-    grace_ends_s = max(term_started_s + settings.term_grace_s, admitted_by_s)
 
-    def grace_of(pod: Pod) -> float:
-        return max(grace_ends_s, now_s + disconnect_s) if pod.uid in waiting else grace_ends_s
+@dataclass(frozen=True, kw_only=True)
+class GroupView:
+    """The newest generation, and what pods, agents and clocks say of the workers of its job."""
 
-    def add(worker: Worker, pod: Pod, session: Session | None) -> None:
-        silent_until_s = None
-        if tier == "Session" and current is not None and pod.alive and pod.uid not in released:
-            silent_until_s = _silent_until_s(pod, session, grace_of(pod), disconnect_s + settings.replace_after_s)
-            silent_until_s = silent_until_s if silent_until_s and now_s < silent_until_s else None
-        barred_until_s = setbacks[pod.uid].until_s if pod.uid in setbacks else 0.0
-        if silent_until_s is not None or barred_until_s:  # of few workers: a copy of each of thousands takes its time
-            worker = replace(worker, silent_until_s=silent_until_s, barred_until_s=barred_until_s)
-        out.append(worker)
+    current: Current | None
+    tier: str | None
+    """status.tier; None: not known yet."""
+    obs: Observation
+    released: frozenset[str]
+    processes: int
+    """The number of a worker's processes."""
+    now_s: float
+    disconnect_s: float
+    settings: Settings
+    setbacks: Mapping[str, Setback] = field(default_factory=dict)
+    """By pod UID: who kept generations from forming."""
+    unheard: Mapping[str, float] = field(default_factory=dict)
+    """By pod UID: since when observers have heard nothing of a worker (observers.Silences.proven)."""
+    done: frozenset[MemberId] = frozenset()
+    """Members whose script has returned 0, by the status: they are not lost with their pods."""
 
-    for pod in pods:
-        session = sessions.get(pod.uid)
-        available = pod.uid not in released and _available(pod, session, tier, current)
+    def worker_of(self, pod: Pod, *, is_member: bool) -> Worker:
+        """Return how the worker of a pod stands."""
+        session = self.obs.sessions.get(pod.uid)
+        available = pod.uid not in self.released and _available(pod, session, self.tier, self.current)
         if session is not None and session.unanswered_since_s is not None:
-            available = available and now_s < session.unanswered_since_s + max(disconnect_s, answer_s)
-        if current is None or pod.id not in members:
-            since = session.condition_at_s if session else pod.running_since_s or now_s
-            add(Worker(pod.id, pod, session, Standing.OUTSIDE, available, since), pod, session)
-            continue
-        member = _member(
+            available = available and self.now_s < session.unanswered_since_s + max(self.disconnect_s, self._answer_s)
+        if is_member and self.current is not None:
+            found = self._find(pod, session, self.current)
+        else:
+            since_s = session.condition_at_s if session else pod.running_since_s or self.now_s
+            found = _Finding(Standing.OUTSIDE, since_s)
+        return Worker(
+            pod.id,
             pod,
             session,
-            current,
-            available,
-            processes=processes,
-            faulted=faulted,
-            newest=newest,
-            now_s=now_s,
-            # Who waits to be admitted has called just now, as far as the grace goes.
-            unknown_s=min(now_s, grace_ends_s) if pod.uid in waiting else term_started_s,
-            grace_ends_s=grace_of(pod),
-            disconnect_s=disconnect_s,
-            answer_s=answer_s,
-            unheard_s=(unheard or {}).get(pod.uid),
-            settings=settings,
+            found.standing,
+            available and found.standing != Standing.LOST,
+            found.since_s,
+            found.lost_at_s,
+            found.why,
+            found.last_seen_s,
+            self._silent_until_s(pod, session),
+            self.setbacks[pod.uid].until_s if pod.uid in self.setbacks else 0.0,
         )
-        add(member, pod, session)
-    for gone in members - by_id.keys():
-        out.append(Worker(MemberId(*gone), None, None, Standing.LOST, False, now_s, why="PodDeleted"))
-    if done & members:
+
+    def _find(self, pod: Pod, session: Session | None, current: Current) -> _Finding:
+        """Return how a member stands, by the first rule that applies."""
+        phase = session.condition.phase if session is not None else None
+        if pod.phase == "Failed" or (not pod.alive and phase not in (Phase.FINISHED, Phase.DONE, Phase.STOPPED)):
+            return _Finding(Standing.LOST, self.now_s, DRAINED if _has_left(session) else "PodFailed")
+        if session is None:
+            return self._never_called(pod)
+        if phase == Phase.STOPPED:
+            standing = Standing.FINISHED if session.told_stop else Standing.LOST
+            since_s = session.condition_at_s if session.connected else self.now_s
+            return _Finding(standing, since_s, DRAINED if _has_left(session) else "Stopped")
+        return (
+            self._unheard(session)
+            or (self._unanswering(session) if session.connected else self._disconnected(session))
+            or self._by_condition(pod, session, current)
+        )
+
+    def _never_called(self, pod: Pod) -> _Finding:
+        """Judge a member whose agent has not called this operator. Who waits to be admitted has called just now, as far as the
+        grace goes."""
+        deadline_s = self._grace_of(pod)
+        if self._newest is not None and self._newest.step_s is not None:  # steps were committed in this term
+            deadline_s = max(deadline_s, self._newest.at_s + self.disconnect_s)
+        if self.now_s >= deadline_s:
+            return _Finding(Standing.LOST, deadline_s, "NeverConnected")
+        is_waiting = pod.uid in self.obs.waiting
+        since_s = min(self.now_s, self._grace_ends_s) if is_waiting else self.obs.term_started_s
+        return _Finding(Standing.SILENT, since_s, lost_at_s=deadline_s)
+
+    def _unheard(self, session: Session) -> _Finding | None:
+        """Judge a member of which observers hear nothing; None: it may live all the same."""
+        unheard_s = self.unheard.get(session.pod_uid)
+        if unheard_s is None:
+            return None
+        silent_s = is_lost(session, unheard_s, self._newest.at_s if self._newest is not None else None, self.now_s)
+        if silent_s is None:
+            return None
+        return _Finding(Standing.LOST, silent_s + SILENT_S, UNHEARD, last_seen_s=silent_s)
+
+    def _disconnected(self, session: Session) -> _Finding:
+        """Judge a member whose stream has ended. Not every commit before the stream's end was known then."""
+        newest, closed_s = self._newest, self.now_s if session.closed_at_s is None else session.closed_at_s
+        silent_s = closed_s - self.settings.probe_s
+        goes_on = newest is not None and newest.step >= session.closed_step + 2 and newest.at_s >= silent_s
+        if session.unanswered_since_s is not None:
+            silent_s = min(silent_s, session.unanswered_since_s)
+        if newest is not None and goes_on:
+            silent_s = max(silent_s, newest.at_s)
+        elif self._is_faulted:
+            return _Finding(Standing.LOST, closed_s, DISCONNECTED)
+        return self._unreachable(closed_s, silent_s, DISCONNECTED)
+
+    def _unanswering(self, session: Session) -> _Finding | None:
+        """Judge a member whose stream is open and whose agent has not answered; None: it still has time."""
+        unanswered_s, newest = session.unanswered_since_s, self._newest
+        if unanswered_s is None:
+            return None
+        if session.condition.phase == Phase.TRAINING and newest is not None:
+            if self.now_s < max(unanswered_s + ANSWER_S, newest.stalls_at_s):
+                return None
+            unanswered_s = max(unanswered_s, newest.at_s)
+        elif self.now_s < unanswered_s + self._answer_s:  # an adoption or the first report of a step, or a script runs
+            return None
+        return self._unreachable(unanswered_s, unanswered_s, UNRESPONSIVE)
+
+    def _unreachable(self, since_s: float, silent_s: float, why: str) -> _Finding:
+        """Return it as silent, and lost once it was for disconnectSeconds."""
+        lost_at_s = silent_s + self.disconnect_s
+        if self.now_s < lost_at_s:
+            return _Finding(Standing.SILENT, since_s, lost_at_s=lost_at_s)
+        seen_s = self._newest.at_s if self._newest is not None else silent_s
+        return _Finding(Standing.LOST, lost_at_s, why, last_seen_s=min(seen_s, silent_s))
+
+    def _by_condition(self, pod: Pod, session: Session, current: Current) -> _Finding:
+        """Judge a member whose agent can be reached by what it has said last."""
+        condition, since_s = session.condition, session.condition_at_s
+        if condition.generation == current.number and condition.phase in _IN_GROUP:
+            return _Finding(_IN_GROUP[condition.phase], since_s)
+        if not _restarted(session, current, self.processes):
+            if condition.entered < current.number:
+                # Its processes start, or they still leave the one before.
+                is_starting = condition.phase == Phase.STARTING
+                return _Finding(Standing.STARTING if is_starting else Standing.PENDING, since_s)
+            if condition.phase == Phase.BROKEN:
+                return _Finding(Standing.BROKEN, since_s, "CollectiveFailed")
+        return _Finding(Standing.DIED, since_s, _why_died(pod, session, current))
+
+    def _silent_until_s(self, pod: Pod, session: Session | None) -> float | None:
+        """Return until when it is waited for that a worker says which state it holds (rule BEST); None: it is not."""
+        if self.tier != "Session" or self.current is None or not pod.alive or pod.uid in self.released:
+            return None
+        patience_s = self.disconnect_s + self.settings.replace_after_s
+        until_s = _silent_until_s(pod, session, self._grace_of(pod), patience_s)
+        return until_s if until_s and self.now_s < until_s else None
+
+    def _grace_of(self, pod: Pod) -> float:
+        if pod.uid in self.obs.waiting:
+            return max(self._grace_ends_s, self.now_s + self.disconnect_s)
+        return self._grace_ends_s
+
+    @cached_property
+    def _grace_ends_s(self) -> float:
+        return max(self.obs.term_started_s + self.settings.term_grace_s, self.obs.admitted_by_s)
+
+    @cached_property
+    def _answer_s(self) -> float:
+        runs_a_script = self.tier == "Script" and self.current is not None and self.current.adopted
+        return SCRIPT_ANSWER_S if runs_a_script else ANSWER_S
+
+    @cached_property
+    def _in_group(self) -> list[Session]:
+        members, sessions = frozenset(self.current.members if self.current else ()), self.obs.sessions
+        return [sessions[pod.uid] for pod in self.obs.pods if pod.id in members and pod.uid in sessions]
+
+    @cached_property
+    def _is_faulted(self) -> bool:
+        """A collective of the newest generation has failed."""
+        number = self.current.number if self.current is not None else 0
+        return any(
+            s.connected and _broke(s, number) and s.fault is not None and s.fault.cause == "collective"
+            for s in self._in_group
+        )
+
+    @cached_property
+    def _newest(self) -> Reported | None:
+        return newest_progress(self._in_group, counted_generations(self.current)) if self.current else None
+
+
+def assess(view: GroupView) -> tuple[Worker, ...]:
+    """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id."""
+    members = frozenset(view.current.members) if view.current else frozenset()
+    out = [view.worker_of(pod, is_member=pod.id in members) for pod in view.obs.pods]
+    for gone in members - {pod.id for pod in view.obs.pods}:
+        out.append(Worker(MemberId(*gone), None, None, Standing.LOST, False, view.now_s, why="PodDeleted"))
+    if view.done & members:
         is_gone = (Standing.LOST, Standing.SILENT)
-        out = [replace(w, standing=Standing.FINISHED) if w.id in done and w.standing in is_gone else w for w in out]
+        out = [
+            replace(w, standing=Standing.FINISHED) if w.id in view.done and w.standing in is_gone else w for w in out
+        ]
     return tuple(sorted(out, key=lambda w: w.id))
 
 
@@ -161,87 +272,6 @@ def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, pati
 def _broke(session: Session, generation: int) -> bool:
     condition = session.condition
     return condition.phase == Phase.BROKEN and condition.entered >= generation
-
-
-def _member(
-    pod: Pod,
-    session: Session | None,
-    current: Current,
-    available: bool,
-    *,
-    processes: int,
-    faulted: bool,
-    newest: Reported | None,
-    now_s: float,
-    unknown_s: float,
-    grace_ends_s: float,
-    disconnect_s: float,
-    answer_s: float,
-    unheard_s: float | None,
-    settings: Settings,
-) -> Worker:
-    def worker(standing: str, since_s: float, why: str = "", lost_at_s: float | None = None) -> Worker:
-        return Worker(pod.id, pod, session, standing, available and standing != Standing.LOST, since_s, lost_at_s, why)
-
-    def unreachable(since_s: float, silent_s: float, why: str) -> Worker:
-        """Return it as silent, and lost once it was for disconnectSeconds."""
-        lost_at_s = silent_s + disconnect_s
-        if now_s < lost_at_s:
-            return worker(Standing.SILENT, since_s, lost_at_s=lost_at_s)
-        seen_s = newest.at_s if newest is not None else silent_s
-        return replace(worker(Standing.LOST, lost_at_s, why), last_seen_s=min(seen_s, silent_s))
-
-    said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.DONE, Phase.STOPPED)
-    if pod.phase == "Failed" or (not pod.alive and not said_finished):
-        return worker(Standing.LOST, now_s, DRAINED if _has_left(session) else "PodFailed")
-    if session is None:
-        deadline = grace_ends_s
-        if newest is not None and newest.step_s is not None:  # steps were committed in this term
-            deadline = max(deadline, newest.at_s + disconnect_s)
-        if now_s >= deadline:
-            return worker(Standing.LOST, deadline, "NeverConnected")
-        return worker(Standing.SILENT, unknown_s, lost_at_s=deadline)
-    if not session.connected and session.condition.phase == Phase.STOPPED:
-        standing = Standing.FINISHED if session.told_stop else Standing.LOST
-        return worker(standing, now_s, DRAINED if _has_left(session) else "Stopped")
-    if unheard_s is not None and session.condition.phase != Phase.STOPPED:
-        silent_s = is_lost(session, unheard_s, newest.at_s if newest is not None else None, now_s)
-        if silent_s is not None:
-            return replace(worker(Standing.LOST, silent_s + SILENT_S, UNHEARD), last_seen_s=silent_s)
-    if not session.connected:
-        closed = session.closed_at_s if session.closed_at_s is not None else now_s
-        base = closed - settings.probe_s
-        if session.unanswered_since_s is not None:
-            base = min(base, session.unanswered_since_s)
-        # Not every commit before the stream's end was known then.
-        if newest is not None and newest.step >= session.closed_step + 2 and newest.at_s >= closed - settings.probe_s:
-            base = max(base, newest.at_s)
-        elif faulted:
-            return worker(Standing.LOST, closed, DISCONNECTED)
-        return unreachable(closed, base, DISCONNECTED)
-    condition = session.condition
-    since = session.condition_at_s
-    if condition.phase == Phase.STOPPED:
-        standing = Standing.FINISHED if session.told_stop else Standing.LOST
-        return worker(standing, since, DRAINED if _has_left(session) else "Stopped")
-    unanswered = session.unanswered_since_s
-    if unanswered is not None:
-        if condition.phase == Phase.TRAINING and newest is not None:
-            silent_s = max(unanswered, newest.at_s)
-            if now_s >= max(unanswered + ANSWER_S, newest.stalls_at_s):
-                return unreachable(silent_s, silent_s, UNRESPONSIVE)
-        elif now_s >= unanswered + answer_s:  # an adoption or the first report of a step is overdue, or a script runs
-            return unreachable(unanswered, unanswered, UNRESPONSIVE)
-    if condition.generation == current.number and condition.phase in _IN_GROUP:
-        return worker(_IN_GROUP[condition.phase], since)
-    if _restarted(session, current, processes):
-        return worker(Standing.DIED, since, _why_died(pod, session, current))
-    if condition.entered < current.number:
-        # Its processes start, or they still leave the one before.
-        return worker(Standing.STARTING if condition.phase == Phase.STARTING else Standing.PENDING, since)
-    if condition.phase == Phase.BROKEN:
-        return worker(Standing.BROKEN, since, "CollectiveFailed")
-    return worker(Standing.DIED, since, _why_died(pod, session, current))
 
 
 def _has_left(session: Session | None) -> bool:

@@ -39,6 +39,8 @@ MAX_LINES = 16
 MAX_LINE = 300
 
 _INSIDE = (ProcessStack.COLLECTIVE, ProcessStack.WAITING)
+_Place = tuple[int, Worker, ProcessStack]
+"""A process by its rank and worker, and where it is."""
 
 
 @dataclass(frozen=True)
@@ -99,33 +101,25 @@ def find_hang(
         return Hang(due_s=overdue_s)
     # As long as nothing is decided the sentence stays as it is: each other one would be a write of the status.
     what = f"No step was committed for {overdue_s - began_s:.0f} s"
-    asked = _ask(training, current, overdue_s, what, now_s)
-    if asked is not None:
-        return asked
-    stacks = _stacks(training, current, processes, overdue_s)
-    alone = len(training) == len(members) and not any(s.place in _INSIDE for _, _, s in stacks)
-    if alone:
-        alone_s = overdue_s + (ALONE - 1) * bound_s
-        if now_s < alone_s:
-            where = "; ".join(_words(rank, w, s) for rank, w, s in stacks[:3])
+    alone_s, stacks = overdue_s + (ALONE - 1) * bound_s, list[_Place]()
+    for after_s in (overdue_s, alone_s):
+        if now_s < after_s:
+            where = "; ".join(_words(*place) for place in stacks[:3])
             then = f"It counts as a hang after {alone_s - began_s:.0f} s"
             return Hang(alone_s, f"{what}, and no rank waits for another: {where}. {then}.")
-        asked = _ask(training, current, alone_s, what, now_s)
+        asked = _ask(training, current, after_s, what, now_s)
         if asked is not None:
             return asked
-        stacks = _stacks(training, current, processes, alone_s)
-        alone = not any(s.place in _INSIDE for _, _, s in stacks)
+        stacks = _stacks(training, current, processes, after_s)
+        alone = len(training) == len(members) and not any(s.place in _INSIDE for _, _, s in stacks)
+        if not alone:
+            break
     found_s = max(w.session.stacks_at_s or 0.0 for w in training if w.session)
     what = f"No step was committed for {found_s - began_s:.0f} s"
-    outside = [entry for entry in stacks if entry[2].place not in _INSIDE]
+    outside = [place for place in stacks if place[2].place not in _INSIDE]
     if alone and len(outside) > 1:
-        # One process is left, of model groups one of each inner index: if the step only took long, the state is not lost.
-        ranked = sorted(outside, key=lambda entry: (entry[2].place != ProcessStack.OUTSIDE, entry[0]))
-        keepers: dict[int, int] = {}
-        for rank, _, _ in ranked:
-            keepers.setdefault(rank % (per_group * processes) if per_group > 1 else 0, rank)
-        outside = [entry for entry in outside if entry[0] not in keepers.values()]
-    named = "; ".join(_words(*entry) for entry in outside[:3]) or "every rank is in a collective: " + "; ".join(
+        outside = _without_keepers(outside, per_group * processes if per_group > 1 else 1)
+    named = "; ".join(_words(*place) for place in outside[:3]) or "every rank is in a collective: " + "; ".join(
         f"rank {rank} in {s.where}" for rank, _, s in stacks[:3]
     )
     message = f"{what}: {named}"
@@ -136,12 +130,26 @@ def find_hang(
             ", then submit the job again."
         )
         return Hang(message=message, failure=failure, found_s=found_s)
-    culprits: dict[MemberId, Culprit] = {}
-    for rank, worker, stack in outside:
-        known = culprits.get(worker.id, Culprit((), ""))
-        words = f"{what}: {_words(rank, worker, stack)}"
-        culprits[worker.id] = Culprit((*known.incarnations, stack.incarnation), known.message or words)
+    culprits = _culprits(outside, what)
     return Hang(now_s + KILL_AGAIN_S, message, culprits=culprits, together=not outside, found_s=found_s)
+
+
+def _without_keepers(outside: Sequence[_Place], inner: int) -> list[_Place]:
+    """Return the processes that are killed where all hang and none waits for another. One process is left, of model groups one of
+    each `inner` index: if the step only took long, the state is not lost."""
+    keepers: dict[int, int] = {}
+    for rank, _, _ in sorted(outside, key=lambda place: (place[2].place != ProcessStack.OUTSIDE, place[0])):
+        keepers.setdefault(rank % inner, rank)
+    return [place for place in outside if place[0] not in keepers.values()]
+
+
+def _culprits(outside: Sequence[_Place], what: str) -> dict[MemberId, Culprit]:
+    """Return the workers whose processes hang, each with the sentence on the first of them."""
+    found: dict[MemberId, Culprit] = {}
+    for rank, worker, stack in outside:
+        known = found.get(worker.id, Culprit((), f"{what}: {_words(rank, worker, stack)}"))
+        found[worker.id] = Culprit((*known.incarnations, stack.incarnation), known.message)
+    return found
 
 
 def bound(sessions: Iterable[Session], hang_seconds: float | None, settings: Settings) -> float:
@@ -213,9 +221,7 @@ def _answered(session: Session, current: Current, after_s: float) -> bool:
     )
 
 
-def _stacks(
-    workers: Iterable[Worker], current: Current, processes: int, after_s: float
-) -> list[tuple[int, Worker, ProcessStack]]:
+def _stacks(workers: Iterable[Worker], current: Current, processes: int, after_s: float) -> list[_Place]:
     """Return (rank, worker, where) of every process whose agent has answered since `after_s`, by rank."""
     places = {member: index for index, member in enumerate(current.members)}
     return sorted(

@@ -43,10 +43,6 @@ def cut_off(
     `refused`: the newest generation formed, and refused to train. Then a link that broke an earlier generation counts as well: the
     set of that one and the set that refused would follow each other for ever. Who is `spared` is not dropped for such a link:
     nobody could train without its state.
-
-    Whoever holds the older state goes first: without the newest one nobody may train. Then who is `replaceable` (another worker
-    takes its position, so that its group stays whole), then who has the most broken links, those to workers that are not chosen
-    included; then the youngest.
     """
     is_same = {w.id for w in chosen} == set(current.members)
     if current.attempts == 0 or not (is_same or refused):
@@ -54,16 +50,24 @@ def cut_off(
     pairs = _reported(current, chosen) if is_same else _remembered(chosen, known, spared)
     dropped = set()
     while pairs:
-        count = Counter(uid for pair in known for uid in pair)
         cut = [w for w in chosen if any(_uid(w) in pair for pair in pairs) and (is_same or w.id not in spared)]
-        oldest = min(state_of(w) for w in cut)
-        goes = max(
-            (w for w in cut if state_of(w) == oldest),
-            key=lambda w: (w.id in replaceable, count[_uid(w)], w.since_s, w.id),
-        )
+        goes = _first_to_go(cut, known, replaceable)
         dropped.add(goes.id)
         pairs, known = _without(goes, pairs), _without(goes, known)
     return frozenset(dropped)
+
+
+def _first_to_go(cut: Sequence[Worker], known: Links, replaceable: frozenset[MemberId]) -> Worker:
+    """Return which of the workers with a broken link is dropped first.
+
+    Whoever holds the older state goes first: without the newest one nobody may train. Then who is `replaceable` (another worker
+    takes its position, so that its group stays whole), then who has the most broken links, those to workers that are not chosen
+    included; then the youngest.
+    """
+    count = Counter(uid for pair in known for uid in pair)
+    oldest = min(map(state_of, cut))
+    holders = (w for w in cut if state_of(w) == oldest)
+    return max(holders, key=lambda w: (w.id in replaceable, count[_uid(w)], w.since_s, w.id))
 
 
 def with_returning(others: Iterable[Worker], barred: Iterable[Worker], known: Links) -> list[Worker]:

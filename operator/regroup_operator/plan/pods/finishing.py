@@ -6,56 +6,33 @@ second one would run the same script beside it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import earliest
-from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker
 from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.lifecycle.finished import places_of
-from regroup_operator.plan.pods.wanted import CreateWorker, WorkerChanges, given_up_s, next_attempts, said_stopped
+from regroup_operator.plan.pods.wanted import Roster, WorkerChanges, said_stopped
 
 
-def plan_finishing(
-    *,
-    workers: Sequence[Worker],
-    finished: Finished,
-    leaves: Collection[MemberId],
-    released: frozenset[str],
-    named: Iterable[MemberId],
-    counted: Iterable[MemberId],
-    bad_nodes: Mapping[int, tuple[str, ...]],
-    held: Mapping[int, float],
-    now_s: float,
-    hello_timeout_s: float,
-    term_began_s: float,
-) -> WorkerChanges:
-    """Return the changes. The arguments are those of `plan_workers`. Workers that are no members (spares, workers that were about
-    to join) are released. `leaves`: those that need not stay, because their scripts have returned 0. Their pods stay for their
-    logs, unless they do not end. A pod whose agent has exited without its container, because a process hangs in the kernel, is
-    deleted."""
-    pods = [(w, w.pod) for w in workers if w.pod is not None]
-    places = places_of(finished, workers)
-    attempts = next_attempts((*(w.id for w, _ in pods), *named, *counted))
-    slots = [member.slot for member in finished.open if member not in places]
-    waits = {slot: held[slot] for slot in slots if held.get(slot, now_s) > now_s}
-    create = tuple(
-        CreateWorker(slot, attempts.get(slot, 0), bad_nodes.get(slot, ()))
-        for slot in dict.fromkeys(slots)
-        if slot not in waits
-    )
+def plan_finishing(roster: Roster, finished: Finished, leaves: Collection[MemberId]) -> WorkerChanges:
+    """Return the changes. Workers that are no members (spares, workers that were about to join) are released. `leaves`: those that
+    need not stay, because their scripts have returned 0. Their pods stay for their logs, unless they do not end. A pod whose agent
+    has exited without its container, because a process hangs in the kernel, is deleted."""
+    places = places_of(finished, roster.workers)
+    slots = dict.fromkeys(member.slot for member in finished.open if member not in places)
     members = frozenset(finished.members)
-    release = tuple(pod for w, pod in pods if pod.alive and w.id not in members and pod.uid not in released)
-    leaving = tuple(pod for _, pod in pods if pod.uid in released and not pod.terminating)
+    release = tuple(
+        pod for w, pod in roster.pods if pod.alive and w.id not in members and pod.uid not in roster.released
+    )
     ends = [
-        (pod, given_up_s(w, pod, hello_timeout_s, term_began_s))
-        for w, pod in pods
+        (pod, roster.given_up_s(w, pod))
+        for w, pod in roster.pods
         if pod.usable and (w.id in leaves or _is_told(w) or said_stopped(w))
     ]
-    given_up: tuple[Pod, ...] = tuple(pod for pod, at_s in ends if at_s is not None and at_s <= now_s)
-    dues = (*waits.values(), *(at_s for _, at_s in ends))
-    return WorkerChanges(create, release, tuple(dict.fromkeys((*leaving, *given_up))), earliest(dues, after_s=now_s))
+    dues = (*(roster.held.get(slot) for slot in slots), *(at_s for _, at_s in ends))
+    return WorkerChanges(roster.create(slots), release, roster.delete(ends), earliest(dues, after_s=roster.now_s))
 
 
 def _is_told(worker: Worker) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
@@ -16,12 +17,12 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
-from regroup_operator.plan.pods.capacity import judge_capacity, put_off
+from regroup_operator.plan.pods.capacity import Capacity, judge_capacity, put_off
 from regroup_operator.plan.pods.early import disrupted_words, early_words, held_until, note_early, surplus
 from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
-from regroup_operator.plan.pods.wanted import LOGS_S, CreateWorker, plan_workers
+from regroup_operator.plan.pods.wanted import LOGS_S, CreateWorker, Roster, WorkerChanges, plan_ended, plan_workers
 
 TEMPLATE_WORDS = "none is made from a template that is not the one of the start (see condition Accepted)"
 
@@ -46,108 +47,66 @@ class PodChanges:
     """Its pods to delete are in `delete`, too."""
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """By slot: pods in a row that failed before they ran, were evicted or preempted, or found no room. The next ones are made
+    later."""
+
+    early: Mapping[int, EarlyFailure]
+    disrupted: Mapping[int, EarlyFailure]
+    capacity: Capacity
+    lost: Mapping[str, int]
+    """By pod UID: the slots of workers that cannot be reached. Their pods have a node, and are no use to the job."""
+    reached: Sequence[Pod]
+    """The pods of the others."""
+
+    @cached_property
+    def held(self) -> dict[int, float]:
+        """By slot: until when no pod is made."""
+        times_s = held_until(self.early), held_until(self.disrupted), self.capacity.held or {}
+        return {slot: max(some[slot] for some in times_s if slot in some) for slot in set().union(*times_s)}
+
+    @property
+    def counted(self) -> list[MemberId]:
+        """The newest pod of each row."""
+        rows = (self.early, self.disrupted, self.capacity.rows)
+        return [MemberId(slot, row.attempt) for some in rows for slot, row in some.items()]
+
+
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
-    inputs, current = facts.inputs, facts.current
-    is_active = isinstance(lifecycle, Active | Finishing)  # it may need pods
-    early: Mapping[int, EarlyFailure] = {}
-    disrupted: Mapping[int, EarlyFailure] = {}
-    if is_active:  # a suspended job begins anew, and so does a slot whose template was corrected before the start
-        rows = _without(facts.memory.early_failures, facts.corrected)
-        early = note_early(rows, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
-        disrupted = _without(generation.memory.disrupted_pods, facts.corrected)
-    # A worker that cannot be reached has a node, and is no use to the job.
-    lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
-    reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
-    capacity = judge_capacity(
-        policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
-        pods=reached,
-        released=facts.released,
-        slots=facts.slots,
-        per_group=facts.per_group,
-        unplaced=facts.memory.unplaced,
-        rows=facts.memory.given_back,
-        clock=inputs.clock,
-    )
+    inputs, current, pods = facts.inputs, facts.current, facts.inputs.obs.pods
+    rows = _note_rows(facts, lifecycle, generation)
+    early, disrupted, capacity = rows.early, rows.disrupted, rows.capacity
     notices = Notices(frozenset())
+    later: frozenset[int] = frozenset()
     if isinstance(lifecycle, Active):
         notices = judge_notices(generation.workers, facts.memory.noticed, facts.released)
-    known = {**facts.known, **generation.changed}
-    bad_nodes = avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
-    held = _latest(held_until(early), held_until(disrupted), capacity.held or {})
-    later = put_off(
-        reached,
-        facts.released,
-        # Nor is a pod made where one that cannot be reached is still waited for.
-        [slot for slot, until_s in held.items() if until_s > inputs.clock.now_s]
-        + [slot for uid, slot in lost.items() if uid not in generation.abandoned],
-        slots=facts.slots,
-        per_group=facts.per_group,
-        minimum=inputs.job.min_replicas,
-    )
-    counted = [MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()]
-    avoided = with_tainted(bad_nodes, inputs.obs.pods, facts.known_slots)
-    term_began_s = max(inputs.obs.term_started_s, inputs.obs.admitted_by_s)
-    if isinstance(lifecycle, Finishing):
-        changes = plan_finishing(
-            workers=generation.workers,
-            finished=lifecycle.finished,
-            leaves=lifecycle.finished.done if facts.ends_alone else frozenset(),
-            released=facts.released,
-            named=[*named_members(known), *lifecycle.finished.members],
-            counted=counted,
-            bad_nodes=avoided,
-            held=held,
-            now_s=inputs.clock.now_s,
-            hello_timeout_s=inputs.settings.hello_timeout_s,
-            term_began_s=term_began_s,
-        )
-    else:
-        changes = plan_workers(
-            workers=generation.workers,
-            slots=facts.slots,
-            released=facts.released,
-            named=named_members(known),
-            counted=counted,
-            bad_nodes=avoided,
-            abandoned=generation.abandoned,
-            # Who waits outside may be the last to hold the job's state.
-            settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
-            ended=not isinstance(lifecycle, Active),
-            now_s=inputs.clock.now_s,
-            hello_timeout_s=inputs.settings.hello_timeout_s,
-            term_began_s=term_began_s,
-            blip_s=inputs.settings.late_timeout_s,
-            held=held,
-            put_off=later,
-            unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
-            given_back=capacity.given_back,
-            idle=_idle_slots(facts, lifecycle),
-            read_until_s=_read_until_s(facts, lifecycle),
-        )
+        later = _put_off(facts, generation, rows)
+    changes = _worker_changes(facts, lifecycle, generation, rows, later)
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
-    if is_active:
-        delete += surplus(inputs.obs.pods, {pod.uid for pod in delete})
-    elif _clears(lifecycle, inputs.job.spec.run_policy):
-        going = {pod.uid for pod in delete}
-        delete += tuple(p for p in inputs.obs.pods if not p.alive and not p.terminating and p.uid not in going)
+    going, clears = {pod.uid for pod in delete}, _clears(lifecycle, inputs.job.spec.run_policy)
+    if isinstance(lifecycle, Active | Finishing):
+        delete += surplus(pods, going)
+    elif clears:
+        delete += tuple(p for p in pods if not p.alive and not p.terminating and p.uid not in going)
     roles = plan_roles(
         job=inputs.job,
         pods=inputs.obs.roles,
         known=facts.status.get("roles", ()),
         rows=facts.memory.role_rows,
         active=isinstance(lifecycle, Active | Finishing | Completing),
-        cleans=_clears(lifecycle, inputs.job.spec.run_policy),
+        cleans=clears,
         clock=inputs.clock,
     )
     create, words = changes.create, capacity.words
-    if later and isinstance(lifecycle, Active):
+    if later:
         words = words or f"the others are made once {inputs.job.min_replicas} workers in whole groups have a node"
     if inputs.job.template_changed:
         create, words, roles = (), TEMPLATE_WORDS, replace(roles, create=())
     replaced, memory = count_created(
         [MemberId(c.slot, c.attempt) for c in create],
-        inputs.obs.pods,
+        pods,
         generation.memory,
         released=facts.released,
         members=current.members if current is not None and not current.suspended else (),
@@ -166,13 +125,86 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         create=create,
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
-        replaced=replaced if known.get("membership") else {},
+        replaced=replaced if {**facts.known, **generation.changed}.get("membership") else {},
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=words,
-        failing=early_words(early, inputs.obs.pods, inputs.clock)
-        or disrupted_words(disrupted, inputs.obs.pods, inputs.clock, facts.known_slots),
+        failing=early_words(early, pods, inputs.clock)
+        or disrupted_words(disrupted, pods, inputs.clock, facts.known_slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
+    )
+
+
+def _note_rows(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> _Rows:
+    """Note which pods failed or found no room. A suspended job begins anew, and so does a slot whose template was corrected before
+    the start."""
+    inputs = facts.inputs
+    early, disrupted = dict[int, EarlyFailure](), dict[int, EarlyFailure]()
+    if isinstance(lifecycle, Active | Finishing):  # it may need pods
+        known = _without(facts.memory.early_failures, facts.corrected)
+        early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
+        disrupted = _without(generation.memory.disrupted_pods, facts.corrected)
+    lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
+    reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
+    capacity = judge_capacity(
+        policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
+        pods=reached,
+        released=facts.released,
+        slots=facts.slots,
+        per_group=facts.per_group,
+        unplaced=facts.memory.unplaced,
+        rows=facts.memory.given_back,
+        clock=inputs.clock,
+    )
+    return _Rows(early, disrupted, capacity, lost, reached)
+
+
+def _put_off(facts: Facts, generation: NextGeneration, rows: _Rows) -> frozenset[int]:
+    """Return the slots of which no pod is made before others have a node. Nor is one made where a pod that cannot be reached is
+    still waited for."""
+    held = [slot for slot, until_s in rows.held.items() if until_s > facts.inputs.clock.now_s]
+    return put_off(
+        rows.reached,
+        facts.released,
+        held + [slot for uid, slot in rows.lost.items() if uid not in generation.abandoned],
+        slots=facts.slots,
+        per_group=facts.per_group,
+        minimum=facts.inputs.job.min_replicas,
+    )
+
+
+def _worker_changes(
+    facts: Facts, lifecycle: Lifecycle, generation: NextGeneration, rows: _Rows, later: frozenset[int]
+) -> WorkerChanges:
+    """Return the changes to the workers' pods, by what becomes of the job."""
+    inputs, obs, current = facts.inputs, facts.inputs.obs, facts.current
+    bad_nodes = avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
+    named = named_members({**facts.known, **generation.changed})
+    roster = Roster(
+        workers=generation.workers,
+        released=facts.released,
+        named=[*named, *(lifecycle.finished.members if isinstance(lifecycle, Finishing) else ())],
+        counted=rows.counted,
+        bad_nodes=with_tainted(bad_nodes, obs.pods, facts.known_slots),
+        held=rows.held,
+        now_s=inputs.clock.now_s,
+        hello_timeout_s=inputs.settings.hello_timeout_s,
+        term_began_s=max(obs.term_started_s, obs.admitted_by_s),
+        blip_s=inputs.settings.late_timeout_s,
+    )
+    if isinstance(lifecycle, Finishing):
+        return plan_finishing(roster, lifecycle.finished, lifecycle.finished.done if facts.ends_alone else frozenset())
+    if not isinstance(lifecycle, Active):
+        return plan_ended(roster, _read_until_s(facts, lifecycle))
+    return plan_workers(
+        roster,
+        slots=facts.slots,
+        # Who waits outside may be the last to hold the job's state.
+        settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
+        abandoned=generation.abandoned,
+        given_back=rows.capacity.given_back,
+        unmade=later | _idle_slots(facts, lifecycle),
+        unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
     )
 
 
@@ -187,21 +219,16 @@ def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
     return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name == lifecycle.why.pod}
 
 
-def _idle_slots(facts: Facts, lifecycle: Lifecycle) -> frozenset[int]:
-    """Return the slots for which no script runs any more while others still do (Script tier)."""
-    finished = lifecycle.finished if isinstance(lifecycle, Active) else None
-    if finished is None:
+def _idle_slots(facts: Facts, lifecycle: Active) -> frozenset[int]:
+    """Return the slots for which no script runs any more while others still do (Script tier). They need no pod unless another
+    one fails."""
+    if lifecycle.finished is None:
         return frozenset()
-    return frozenset(range(facts.known_slots)) - {member.slot for member in finished.open}
+    return frozenset(range(facts.known_slots)) - {member.slot for member in lifecycle.finished.open}
 
 
 def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:
     return {slot: row for slot, row in rows.items() if slot not in slots}
-
-
-def _latest(*times_s: Mapping[int, float]) -> dict[int, float]:
-    """Return by slot the latest of its times."""
-    return {slot: max(some[slot] for some in times_s if slot in some) for slot in set().union(*times_s)}
 
 
 def _clears(lifecycle: Lifecycle, policy: RunPolicy) -> bool:

@@ -13,8 +13,9 @@ deleted: nothing of the job shall go on, or hold a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from regroup.protocol.state import Phase
@@ -53,90 +54,152 @@ class WorkerChanges:
     look_again_s: float | None = None
 
 
-def plan_workers(
-    *,
-    workers: Iterable[Worker],
-    slots: int,
-    released: frozenset[str],
-    named: Iterable[MemberId],
-    counted: Iterable[MemberId] = (),
-    bad_nodes: Mapping[int, tuple[str, ...]],
-    abandoned: frozenset[str] = frozenset(),
-    settled: bool,
-    ended: bool,
-    now_s: float,
-    hello_timeout_s: float,
-    term_began_s: float = float("-inf"),
-    blip_s: float = 0.0,
-    held: Mapping[int, float] | None = None,
-    put_off: frozenset[int] = frozenset(),
-    unsure: Collection[str] = (),
-    given_back: frozenset[str] = frozenset(),
-    idle: Collection[int] = (),
-    read_until_s: Mapping[str, float] | None = None,
-) -> WorkerChanges:
-    """Return the changes to the job's pods.
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The pods of a job's workers, and what says for how long each of them is needed."""
 
-    `named` are all members that the status still names: their attempt numbers are not used again. `counted`: nor are those of the
-    newest pods that failed, were evicted or were given back (early.py, failures/on_exit.py, capacity.py), which may be gone.
-    `bad_nodes` are the nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more
-    (lateness.py): they serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation
-    has adopted it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
-    complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its agent's last
-    word is deleted. `term_began_s`: since when agents can have called this operator; silence before that proves nothing.
-    `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
-    (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
-    never had a node and leave at once. `unsure`: UIDs of pods that may not get into the next generation although they are ready:
-    one that can take the place of such a pod stays. `idle`: slots in which no script runs any more (Script tier). They need no pod
-    unless another one fails. `read_until_s`: by UID, until when the pod of an ended job is kept for its log once its agent has
-    stopped.
+    workers: Sequence[Worker]
+    released: frozenset[str]
+    named: Collection[MemberId]
+    """All members that the status still names: their attempt numbers are not used again."""
+    counted: Collection[MemberId] = ()
+    """The newest pods that failed, were evicted or were given back (early.py, failures/on_exit.py, capacity.py), and may be gone:
+    nor are their numbers."""
+    bad_nodes: Mapping[int, tuple[str, ...]]
+    """By slot: nodes on which its pods failed."""
+    held: Mapping[int, float] = field(default_factory=dict)
+    """By slot: until when no pod is made (early.py, capacity.py)."""
+    now_s: float
+    hello_timeout_s: float
+    term_began_s: float = float("-inf")
+    """Since when agents can have called this operator; silence before that proves nothing."""
+    blip_s: float = 0.0
+    """A pod that starts keeps its slot for so long while its node is not ready."""
+
+    @cached_property
+    def pods(self) -> list[tuple[Worker, Pod]]:
+        """The workers that have a pod."""
+        return [(w, w.pod) for w in self.workers if w.pod is not None]
+
+    @cached_property
+    def leaving(self) -> tuple[Pod, ...]:
+        """Released pods that are still there."""
+        return tuple(pod for _, pod in self.pods if pod.uid in self.released and not pod.terminating)
+
+    def create(self, slots: Iterable[int]) -> tuple[CreateWorker, ...]:
+        """Return a new pod for each of these slots, unless it is held back."""
+        attempts = next_attempts((*(w.id for w, _ in self.pods), *self.named, *self.counted))
+        free = (slot for slot in slots if self.held.get(slot, self.now_s) <= self.now_s)
+        return tuple(CreateWorker(slot, attempts.get(slot, 0), self.bad_nodes.get(slot, ())) for slot in free)
+
+    def delete(self, ends: Iterable[tuple[Pod, float | None]]) -> tuple[Pod, ...]:
+        """Return the released pods, and those of `ends` whose time is over."""
+        given_up = (pod for pod, at_s in ends if at_s is not None and at_s <= self.now_s)
+        return tuple(dict.fromkeys((*self.leaving, *given_up)))
+
+    def given_up_s(self, worker: Worker, pod: Pod) -> float | None:
+        """Return when a pod of an ended job is deleted if it is still there; None: its agent has not been told to stop.
+
+        The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
+        one whose container crashes again before its agent could call. An agent that has not called a new operator yet is on its
+        way, or has exited already and its pod is about to succeed. What the API says of a pod may be older than what its agent
+        says: on a busy node it is Pending for seconds after its processes have started.
+        """
+        session = worker.session
+        if session is None:
+            if not pod.node:
+                return float("-inf")
+            return max(pod.running_since_s or float("-inf"), self.term_began_s) + self.hello_timeout_s
+        if session.connected:
+            # One that is frozen keeps its stream open, and never exits.
+            told_s = session.told_stop_at_s
+            return None if told_s is None else told_s + ENDS_WITHIN_S + self.hello_timeout_s
+        closed_s = session.condition_at_s if session.closed_at_s is None else session.closed_at_s
+        return max(closed_s, pod.running_since_s or closed_s) + self.hello_timeout_s
+
+    def exited_s(self, worker: Worker) -> float | None:
+        """Return when an agent that has said that it exits, and that no other has followed, counts as gone: its container cannot
+        end, because a process in it hangs in the kernel. Otherwise the kubelet starts the container again at once."""
+        session = worker.session
+        return session.condition_at_s + self.hello_timeout_s if session is not None and said_stopped(worker) else None
+
+    def serves(self, worker: Worker, pod: Pod) -> bool:
+        """Return whether a pod holds its slot."""
+        exited_s = self.exited_s(worker)
+        if not pod.alive or worker.draining or (exited_s is not None and exited_s <= self.now_s):
+            return False
+        if pod.node_ready or worker.connected:
+            return True
+        until_s = self.unready_until_s(worker, pod)
+        return until_s is not None and until_s > self.now_s
+
+    def unready_until_s(self, worker: Worker, pod: Pod) -> float | None:
+        """Return how long a pod without an agent holds its slot on a node that is not ready; None: not at all, or it is ready.
+
+        A pod that starts may have its image half pulled, and another pod would have to pull it, too. A kubelet that has just
+        started says for a moment that its node is not ready, and then starts the containers again.
+        """
+        if pod.node_unready_since_s is None:
+            return None
+        if worker.session is None and not worker.is_member:
+            return pod.node_unready_since_s + self.blip_s
+        return pod.node_unready_since_s + self.hello_timeout_s if pod.node_starts else None
+
+
+def plan_workers(
+    roster: Roster,
+    *,
+    slots: int,
+    settled: bool,
+    abandoned: frozenset[str] = frozenset(),
+    given_back: frozenset[str] = frozenset(),
+    unmade: Collection[int] = (),
+    unsure: Collection[str] = (),
+) -> WorkerChanges:
+    """Return the changes to the pods of a job that trains.
+
+    `settled`: every member of the newest generation has adopted it (a generation that is about to be written is not), so that
+    nobody else is needed any more. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they serve no slot,
+    and stay until rule RELEASE lets them go. `given_back`: UIDs of pods that never had a node and leave at once. `unmade`: slots of
+    which no pod is made now. `unsure`: UIDs of pods that may not get into the next generation although they are ready: one that can
+    take the place of such a pod stays.
     """
-    pods = [w for w in workers if w.pod is not None]
-    leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
-    if ended:
-        remaining = [
-            (w.pod, _kept_until_s(w, given_up_s(w, w.pod, hello_timeout_s, term_began_s), read_until_s or {}))
-            for w in pods
-            if w.pod and w.pod.usable
-        ]
-        given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
-        told = [w.session.told_stop_at_s for w in pods if w.pod and w.pod.usable and w.session]
-        dues = [*(at_s for _, at_s in remaining), *(None if at_s is None else at_s + SLOW_STOP_S for at_s in told)]
-        later = [at_s for at_s in dues if at_s is not None and at_s > now_s]
-        return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
-    named = tuple(named)
-    attempts = next_attempts((*(w.id for w in pods), *named, *counted))
+    gone = roster.released | abandoned | given_back
     serving: dict[int, Worker] = {}
-    for worker in sorted(pods, key=_progress):
-        gone = worker.pod is None or worker.pod.uid in released | abandoned | given_back
-        if (
-            not gone
-            and _serves(worker, now_s, blip_s, hello_timeout_s)
-            and not _has_exited(worker, now_s, hello_timeout_s)
-        ):
+    for worker, pod in sorted(roster.pods, key=lambda entry: _progress(*entry)):
+        if pod.uid not in gone and roster.serves(worker, pod):
             serving.setdefault(worker.id.slot, worker)
-    held = {slot: until_s for slot, until_s in (held or {}).items() if until_s > now_s and slot < slots}
-    create = tuple(
-        CreateWorker(slot, attempts.get(slot, 0), bad_nodes.get(slot, ()))
-        for slot in range(slots)
-        if slot not in serving and slot not in held and slot not in put_off and slot not in idle
-    )
-    sure = {
-        slot: w for slot, w in serving.items() if w.available and w.standing != Standing.FORMING and not _in(w, unsure)
-    }
+
+    def is_needed(worker: Worker, pod: Pod) -> bool:
+        """Return whether the pod of a worker that is no member stays."""
+        at = serving.get(worker.id.slot, worker)
+        if worker.id.slot < slots and not worker.draining and at.id == worker.id and pod.uid not in given_back:
+            return True
+        is_sure = at.available and at.standing != Standing.FORMING and at.pod is not None and at.pod.uid not in unsure
+        instead = at if worker.id.slot in serving and is_sure else None
+        may_go = settled or pod.uid in given_back or _never_took_part(worker, abandoned, roster.named, instead)
+        return not may_go
+
     release = tuple(
-        w.pod
-        for w in pods
-        if w.pod is not None
-        and (settled or w.pod.uid in given_back or _never_took_part(w, abandoned, named, sure.get(w.id.slot)))
-        and not w.is_member
-        and w.pod.uid not in released
-        and w.pod.alive
-        and (w.id.slot >= slots or w.draining or w.pod.uid in given_back or serving.get(w.id.slot, w).id != w.id)
+        pod
+        for w, pod in roster.pods
+        if not w.is_member and pod.uid not in roster.released and pod.alive and not is_needed(w, pod)
     )
-    dues = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and said_stopped(w)]
-    dues += [due_s for w in pods if (due_s := _unready_until_s(w, blip_s, hello_timeout_s)) is not None]
-    return WorkerChanges(create, release, leaving, earliest((*dues, *held.values()), after_s=now_s))
+    dues = [due_s for w, pod in roster.pods for due_s in (roster.exited_s(w), roster.unready_until_s(w, pod))]
+    dues += [until_s for slot, until_s in roster.held.items() if slot < slots]
+    create = roster.create(slot for slot in range(slots) if slot not in serving and slot not in unmade)
+    return WorkerChanges(create, release, roster.leaving, earliest(dues, after_s=roster.now_s))
+
+
+def plan_ended(roster: Roster, read_until_s: Mapping[str, float]) -> WorkerChanges:
+    """Return the changes to the pods of a job that is complete, has failed or is suspended: nothing is created or released, and
+    what does not end by itself is deleted. `read_until_s`: by UID, until when a pod is kept for its log once its agent has
+    stopped."""
+    usable = [(w, pod) for w, pod in roster.pods if pod.usable]
+    ends = [(pod, _kept_until_s(w, roster.given_up_s(w, pod), read_until_s)) for w, pod in usable]
+    told = [w.session.told_stop_at_s for w, _ in usable if w.session is not None]
+    dues = [*(at_s for _, at_s in ends), *(at_s + SLOW_STOP_S for at_s in told if at_s is not None)]
+    return WorkerChanges(delete=roster.delete(ends), look_again_s=earliest(dues, after_s=roster.now_s))
 
 
 def next_attempts(used: Iterable[MemberId]) -> dict[int, int]:
@@ -164,27 +227,6 @@ def _never_took_part(
     return pod.uid in abandoned and not worker.available and never_entered
 
 
-def given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: float) -> float | None:
-    """Return when a pod of an ended job is deleted if it is still there; None: its agent has not been told to stop.
-
-    The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
-    one whose container crashes again before its agent could call. An agent that has not called a new operator yet is on its way,
-    or has exited already and its pod is about to succeed. What the API says of a pod may be older than what its agent says: on a
-    busy node it is Pending for seconds after its processes have started.
-    """
-    session = worker.session
-    if session is None:
-        if not pod.node:
-            return float("-inf")
-        return max(pod.running_since_s or float("-inf"), term_began_s) + hello_timeout_s
-    if session.connected:
-        # One that is frozen keeps its stream open, and never exits.
-        told_s = session.told_stop_at_s
-        return None if told_s is None else told_s + ENDS_WITHIN_S + hello_timeout_s
-    closed_s = session.condition_at_s if session.closed_at_s is None else session.closed_at_s
-    return max(closed_s, pod.running_since_s or closed_s) + hello_timeout_s
-
-
 def _kept_until_s(worker: Worker, given_up: float | None, read_until_s: Mapping[str, float]) -> float | None:
     """Return `given_up`, or the later time until which the pod is kept for its log: nothing of the job goes on in it."""
     pod, session = worker.pod, worker.session
@@ -196,50 +238,12 @@ def _kept_until_s(worker: Worker, given_up: float | None, read_until_s: Mapping[
     return max(given_up, read_until_s.get(pod.uid, given_up)) if has_stopped else given_up
 
 
-def _in(worker: Worker, uids: Collection[str]) -> bool:
-    return worker.pod is not None and worker.pod.uid in uids
-
-
 def said_stopped(worker: Worker) -> bool:
     """Return whether the agent has said that it exits although nobody has told it to stop."""
     session = worker.session
     return session is not None and session.condition.phase == Phase.STOPPED and not session.told_stop
 
 
-def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
-    """Return whether the agent has exited by itself and no other has called since: its container cannot end, because a
-    process in it hangs in the kernel. Otherwise the kubelet starts the container again at once."""
-    session = worker.session
-    return said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
-
-
-def _serves(worker: Worker, now_s: float, blip_s: float, hello_timeout_s: float) -> bool:
-    """Return whether a pod holds its slot."""
-    pod = worker.pod
-    if pod is None or not pod.alive or worker.draining:
-        return False
-    if pod.node_ready or worker.connected:
-        return True
-    until_s = _unready_until_s(worker, blip_s, hello_timeout_s)
-    return until_s is not None and until_s > now_s
-
-
-def _unready_until_s(worker: Worker, blip_s: float, hello_timeout_s: float) -> float | None:
-    """Return how long a pod without an agent holds its slot on a node that is not ready; None: not at all, or it is ready.
-
-    A pod that starts may have its image half pulled, and another pod would have to pull it, too. A kubelet that has just
-    started says for a moment that its node is not ready, and then starts the containers again.
-    """
-    pod = worker.pod
-    if pod is None or pod.node_unready_since_s is None:
-        return None
-    if worker.session is None and not worker.is_member:
-        return pod.node_unready_since_s + blip_s
-    return pod.node_unready_since_s + hello_timeout_s if pod.node_starts else None
-
-
-def _progress(worker: Worker) -> tuple[Any, ...]:
+def _progress(worker: Worker, pod: Pod) -> tuple[Any, ...]:
     """Order the pods of a slot: the one that is furthest on its way comes first."""
-    pod = worker.pod
-    assert pod is not None
     return not worker.is_member, not worker.connected, not pod.node_ready, pod.running_since_s is None, worker.id

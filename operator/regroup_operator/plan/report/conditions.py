@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from regroup.protocol.document import PLANNED
@@ -11,7 +13,7 @@ from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
 from regroup_operator.api.members import format_members
 from regroup_operator.model.plan import JobCondition, Verdict
-from regroup_operator.model.records import Settings
+from regroup_operator.model.records import Pod, Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.facts.set_up import not_set_up
@@ -88,184 +90,204 @@ def phase_of(
     return RECOVERING
 
 
-def worker_conditions(
-    *,
-    workers: Sequence[Worker],
-    replicas: int,
-    ended: str | None,
-    now_s: float,
-    settings: Settings,
-    endpoint: str,
-    refusals: Mapping[str, str],
-    spares: int = 0,
-    held: str = "",
-    failing: Verdict | None = None,
-) -> list[JobCondition]:
-    """Return PodsReady and AgentsConnected. `ended`: one of AT_REST, None: the job wants its pods; `refusals`: why agents
-    were turned away, by pod UID; `held`: why pods are missing that are not made now; `failing`: why pods fail before they run."""
-    if ended:
-        reason = "Ended" if ended in (SUCCEEDED, FAILED) else ended
-        return [JobCondition(kind, "False", reason, AT_REST_WORDS[ended]) for kind in (PODS_READY, AGENTS_CONNECTED)]
-    usable = [w for w in workers if w.pod is not None and w.pod.usable]
-    pods = [w.pod for w in usable if w.pod]
-    stuck = next(
-        (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
-    )
-    failed_init = next((p for p in pods if p.init_failed and p.phase == "Pending"), None)
-    unset = next((f"{p.name}: {words}" for p in pods if (words := not_set_up(p, now_s))), "")
-    # A pod whose containers crash again and again has the phase Running, too.
-    running = [
-        w.pod
-        for w in usable
-        if w.pod and w.pod.phase == "Running" and not w.pod.waiting_reason and (w.pod.node_ready or w.connected)
-    ]
-    running_uids = {p.uid for p in running}
-    unplaced = next((p for p in pods if p.unschedulable), None)
-    num_running = len({p.slot for p in running})  # of a slot with two pods one is enough
+@dataclass(frozen=True, kw_only=True)
+class Workforce:
+    """What PodsReady and AgentsConnected are made from."""
+
+    workers: Sequence[Worker]
+    replicas: int
+    ended: str | None
+    """One of AT_REST; None: the job wants its pods."""
+    now_s: float
+    settings: Settings
+    endpoint: str
+    refusals: Mapping[str, str]
+    """By pod UID: why agents were turned away."""
+    spares: int = 0
+    held: str = ""
+    """Why pods are missing that are not made now."""
+    failing: Verdict | None = None
+    """Why pods fail before they run."""
+
+    @cached_property
+    def pods(self) -> list[Pod]:
+        """The pods that are there to serve."""
+        return [w.pod for w in self.workers if w.pod is not None and w.pod.usable]
+
+    @cached_property
+    def running(self) -> list[Pod]:
+        """Those that run. A pod whose containers crash again and again has the phase Running, too."""
+        connected = {w.pod.uid for w in self.workers if w.pod is not None and w.connected}
+        return [
+            pod
+            for pod in self.pods
+            if pod.phase == "Running" and not pod.waiting_reason and (pod.node_ready or pod.uid in connected)
+        ]
+
+
+def worker_conditions(known: Workforce) -> list[JobCondition]:
+    """Return PodsReady and AgentsConnected."""
+    if known.ended:
+        reason = "Ended" if known.ended in (SUCCEEDED, FAILED) else known.ended
+        words = AT_REST_WORDS[known.ended]
+        return [JobCondition(kind, "False", reason, words) for kind in (PODS_READY, AGENTS_CONNECTED)]
+    return [_pods_ready(known), _agents_connected(known)]
+
+
+def _pods_ready(known: Workforce) -> JobCondition:
+    """Return whether as many pods run as are wanted, and else what the first one lacks that does not run."""
+    num_running, replicas = (
+        len({pod.slot for pod in known.running}),
+        known.replicas,
+    )  # of a slot with two pods one is enough
     counts = f"{min(num_running, replicas)} of {replicas} worker pods run"
-    if spares:
-        counts += f", {min(max(0, num_running - replicas), spares)} of {spares} spares"
+    if known.spares:
+        counts += f", {min(max(0, num_running - replicas), known.spares)} of {known.spares} spares"
     if num_running >= replicas:
-        out = [JobCondition("PodsReady", "True", "AllRunning", f"{counts}.")]
-    elif failed_init is not None:
-        what = f"init container {failed_init.init_failed} has ended with exit code {failed_init.init_exit_code}"
-        out = [JobCondition("PodsReady", "False", INIT_FAILED, f"{counts}; {failed_init.name}: {what}.")]
-    elif stuck is not None:
-        message = f": {stuck.waiting_message}" if stuck.waiting_message else ""
-        out = [_bounded("PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}")]
-    elif unset:
-        out = [JobCondition("PodsReady", "False", NOT_SET_UP, f"{counts}; {unset}")]
-    elif unplaced is not None:
-        out = [_bounded("PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}")]
-    elif failing is not None:
-        out = [_bounded("PodsReady", "False", failing.reason, f"{counts}; {failing.message}.")]
-    elif held and len(running) == len(pods):
-        out = [_bounded("PodsReady", "False", HELD_BACK, f"{counts}; {held}.")]
-    else:
-        out = [JobCondition("PodsReady", "False", "Starting", f"{counts}.")]
-    late = [
-        w
-        for w in workers
-        if w.session is None
-        and w.pod is not None
-        and w.pod.uid in running_uids
-        and w.pod.running_since_s is not None
-        and now_s >= w.pod.running_since_s + settings.hello_timeout_s
-    ]
-    # A member that has not called since the operator's start is on its way: nothing is said of it yet.
-    connected = sum(w.connected or w.expected for w in workers)
-    refused = [refusals[p.uid] for p in pods if p.uid in refusals]
+        return JobCondition(PODS_READY, "True", "AllRunning", f"{counts}.")
+    reason, words = next(_lacks(known), ("Starting", "."))
+    return _bounded(PODS_READY, "False", reason, f"{counts}{words}")
+
+
+def _lacks(known: Workforce) -> Iterator[tuple[str, str]]:
+    """Yield reason and words of why pods do not run, what a person can do something about first."""
+    for pod in known.pods:
+        if pod.init_failed and pod.phase == "Pending":
+            what = f"init container {pod.init_failed} has ended with exit code {pod.init_exit_code}"
+            yield INIT_FAILED, f"; {pod.name}: {what}."
+    for pod in known.pods:
+        if pod.waiting_reason and pod.waiting_reason not in ("ContainerCreating", "PodInitializing"):
+            message = f": {pod.waiting_message}" if pod.waiting_message else ""
+            yield pod.waiting_reason, f"; {pod.name} cannot start{message}"
+    for pod in known.pods:
+        if words := not_set_up(pod, known.now_s):
+            yield NOT_SET_UP, f"; {pod.name}: {words}"
+    for pod in known.pods:
+        if pod.unschedulable:
+            yield "Unschedulable", f"; {pod.name}: {pod.unschedulable}"
+    if known.failing is not None:
+        yield known.failing.reason, f"; {known.failing.message}."
+    if known.held and len(known.running) == len(known.pods):
+        yield HELD_BACK, f"; {known.held}."
+
+
+def _agents_connected(known: Workforce) -> JobCondition:
+    """Return whether the agents of all workers have called."""
+    of, timeout_s = f"of {known.replicas} agents", known.settings.hello_timeout_s
+    refused = [known.refusals[pod.uid] for pod in known.pods if pod.uid in known.refusals]
     if refused:
         verb = "was" if len(refused) == 1 else "were"
-        what = f"{len(refused)} of {replicas} agents {verb} rejected: {refused[0]}"
-        out.append(JobCondition("AgentsConnected", "False", "Refused", what))
-    elif late:
-        verb = "has" if len(late) == 1 else "have"
-        out.append(
-            JobCondition(
-                "AgentsConnected",
-                "False",
-                "NoHello",
-                f"{len(late)} of {replicas} agents {verb} not connected to {endpoint} for {settings.hello_timeout_s:.0f} s. "
-                "Check egress NetworkPolicy, DNS and service mesh.",
-            )
+        message = f"{len(refused)} {of} {verb} rejected: {refused[0]}"
+        return JobCondition(AGENTS_CONNECTED, "False", "Refused", message)
+    called = {w.pod.uid for w in known.workers if w.pod is not None and w.session is not None}
+    silent = (pod.running_since_s for pod in known.running if pod.uid not in called)
+    late = sum(since_s is not None and known.now_s >= since_s + timeout_s for since_s in silent)
+    if late:
+        message = (
+            f"{late} {of} {'has' if late == 1 else 'have'} not connected to {known.endpoint} for {timeout_s:.0f} s. "
+            "Check egress NetworkPolicy, DNS and service mesh."
         )
-    elif connected >= replicas:
-        out.append(
-            JobCondition("AgentsConnected", "True", "AllConnected", f"{replicas} of {replicas} agents are connected.")
-        )
-    else:
-        out.append(
-            JobCondition("AgentsConnected", "False", "Connecting", f"{connected} of {replicas} agents are connected.")
-        )
-    return out
+        return JobCondition(AGENTS_CONNECTED, "False", "NoHello", message)
+    # A member that has not called since the operator's start is on its way: nothing is said of it yet.
+    connected = sum(w.connected or w.expected for w in known.workers)
+    if connected >= known.replicas:
+        return JobCondition(AGENTS_CONNECTED, "True", "AllConnected", f"{known.replicas} {of} are connected.")
+    return JobCondition(AGENTS_CONNECTED, "False", "Connecting", f"{connected} {of} are connected.")
 
 
-def training_conditions(
-    *,
-    phase: str,
-    decision: Decision | None,
-    current: Current | None,
-    replicas: int,
-    workers: Sequence[Worker],
-    failure: Verdict | None,
-    complete: Verdict | None = None,
-    finished: Finished | None = None,
-    note: str = "",
-    group: str | None = None,
-    crash: str = "",
-    hang: str = "",
-    leaving: str = "",
-    spares: str = "",
-    memory: str = "",
-    unsaved: str = "",
-    ignored: str = "",
-    roles: str = "",
-) -> list[JobCondition]:
-    """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
-    `finished`: who has finished, in a generation that may be the one before the newest; `note`: what
-    a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
-    that is overdue; `leaving`: who is asked to leave and still needed; `spares`: who is ready and in no whole group; `memory`:
-    which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing; `ignored`: what is said of
-    failures that recovery.onExit ignores; `roles`: which are required for completion, and while the job waits for them, how far
-    they are."""
-    out: list[JobCondition] = []
-    number, count = (
-        _trains(current) if phase == RUNNING else (current.number, len(current.members)) if current else (0, 0)
-    )
-    if phase == RUNNING and group == Group.UNOBSERVED:
-        out.append(
-            JobCondition(
-                "Training",
-                "True",
-                "Unobserved",
-                f"The processes of generation {number} run on {_workers(count)}. They have not called "
-                "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train.",
-            )
-        )
-    elif phase in AT_REST:
-        out.append(JobCondition("Training", "False", phase, AT_REST_WORDS[phase]))
-    elif phase == RUNNING:
-        out.append(JobCondition("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}."))
-    elif group == Group.WAITING and current is not None and current.adopted and not isinstance(decision, Wait):
-        formed = passed(current, workers)
-        what = f"{formed} of {_workers(count)} passed torch.distributed.init_process_group."
-        out.append(JobCondition("Training", "False", phase, f"Generation {number}: {what}"))
-    elif isinstance(decision, Wait):
-        out.append(JobCondition("Training", "False", decision.reason, " ".join(filter(None, [decision.message, note]))))
-    else:
-        out.append(
-            JobCondition(
-                "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
-            )
-        )
-    if crash and phase not in AT_REST:
-        out.append(JobCondition("Degraded", "True", "Crashing", crash))
-    elif ignored and phase not in AT_REST:
-        out.append(_bounded("Degraded", "True", "FailuresIgnored", ignored))
-    else:
-        out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
-    if phase == SUCCEEDED and complete is not None:
-        out.append(JobCondition("Complete", "True", complete.reason, complete.message))
-    elif phase == SUCCEEDED:
-        if finished is not None:
-            number, count = finished.generation, len(finished.members)
-        reason = "FinishedUnsaved" if unsaved else "Finished"
-        and_roles = f", and all pods of {roles} have succeeded" if roles else ""
-        what = f"The script has returned in all {_workers(count)} of generation {number}{and_roles}."
-        out.append(JobCondition("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
-    elif finished is not None and finished.open and phase != FAILED:
-        words = finishing_words(finished, runs=phase == FINISHING)
-        what = " ".join(filter(None, [words, _lost_node_words(finished, workers), unsaved]))
-        out.append(_bounded("Complete", "False", FINISHING, what))
-    elif finished is not None and phase != FAILED:
-        what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}."
-        what = f"{what} The job waits for {roles}."
-        out.append(_bounded("Complete", "False", WAITING_FOR_ROLES, " ".join(filter(None, [what, unsaved]))))
-    if phase == FAILED:
-        failure = failure or Verdict("Failed", "The job failed.")
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a job goes: what Training, Degraded, Complete and Failed are made from."""
+
+    phase: str
+    decision: Decision | None
+    current: Current | None
+    replicas: int
+    workers: Sequence[Worker]
+    failure: Verdict | None
+    complete: Verdict | None = None
+    """What Complete says already."""
+    finished: Finished | None = None
+    """Who has finished, in a generation that may be the one before the newest."""
+    note: str = ""
+    """What a refusal said."""
+    group: str | None = None
+    """As in phase_of."""
+    crash: str = ""
+    """What is said of a crash that repeats."""
+    hang: str = ""
+    """What is known of a step that is overdue."""
+    leaving: str = ""
+    """Who is asked to leave and still needed."""
+    spares: str = ""
+    """Who is ready and in no whole group."""
+    memory: str = ""
+    """Which missing worker was killed for lack of it."""
+    unsaved: str = ""
+    """Why the last checkpoint is missing."""
+    ignored: str = ""
+    """What is said of failures that recovery.onExit ignores."""
+    roles: str = ""
+    """Which are required for completion, and while the job waits for them, how far they are."""
+
+
+def training_conditions(course: Course) -> list[JobCondition]:
+    """Return Training, Degraded, and Complete or Failed once the job has ended."""
+    out = [_training(course), _degraded(course), *_complete(course)]
+    if course.phase == FAILED:
+        failure = course.failure or Verdict("Failed", "The job failed.")
         out.append(JobCondition("Failed", "True", failure.reason, failure.message))
     return out
+
+
+def _training(course: Course) -> JobCondition:
+    """Return whether the job trains, and else what it waits for."""
+    phase, current, decision, group = course.phase, course.current, course.decision, course.group
+    if phase in AT_REST:
+        return JobCondition("Training", "False", phase, AT_REST_WORDS[phase])
+    if phase == RUNNING:
+        number, count = _trains(current)
+        if group != Group.UNOBSERVED:
+            return JobCondition("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}.")
+        message = (
+            f"The processes of generation {number} run on {_workers(count)}. They have not called "
+            "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train."
+        )
+        return JobCondition("Training", "True", "Unobserved", message)
+    if isinstance(decision, Wait):
+        return JobCondition("Training", "False", decision.reason, _joined(decision.message, course.note))
+    what = "No generation yet."
+    if current is not None:
+        what = f"Generation {current.number}: {phase.lower()}."
+        if group == Group.WAITING and current.adopted:
+            formed = f"{passed(current, course.workers)} of {_workers(len(current.members))}"
+            what = f"Generation {current.number}: {formed} passed torch.distributed.init_process_group."
+    return JobCondition("Training", "False", phase, what)
+
+
+def _complete(course: Course) -> Iterator[JobCondition]:
+    """Yield whether all scripts have returned, and what the job still waits for; nothing while it trains."""
+    finished, unsaved, phase = course.finished, course.unsaved, course.phase
+    if phase == SUCCEEDED and course.complete is not None:
+        yield JobCondition("Complete", "True", course.complete.reason, course.complete.message)
+    elif phase == SUCCEEDED:
+        members, number = (finished.members, finished.generation) if finished is not None else ((), 0)
+        if finished is None and course.current is not None:
+            members, number = course.current.members, course.current.number
+        and_roles = f", and all pods of {course.roles} have succeeded" if course.roles else ""
+        what = f"The script has returned in all {_workers(len(members))} of generation {number}{and_roles}."
+        yield JobCondition("Complete", "True", "FinishedUnsaved" if unsaved else "Finished", _joined(what, unsaved))
+    elif finished is not None and phase != FAILED:
+        reason = FINISHING if finished.open else WAITING_FOR_ROLES
+        what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}. "
+        what += f"The job waits for {course.roles}."
+        if finished.open:
+            what = finishing_words(finished, runs=phase == FINISHING)
+        yield _bounded("Complete", "False", reason, _joined(what, _lost_node_words(finished, course.workers), unsaved))
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
 
 
 def finishing_words(finished: Finished, *, runs: bool) -> str:
@@ -293,43 +315,33 @@ def _lost_node_words(finished: Finished, workers: Sequence[Worker]) -> str:
     )
 
 
-def _degraded(
-    phase: str,
-    current: Current | None,
-    replicas: int,
-    workers: Sequence[Worker],
-    hang: str,
-    leaving: str,
-    spares: str,
-    memory: str,
-) -> JobCondition:
+def _degraded(course: Course) -> JobCondition:
     """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
+    phase, replicas = course.phase, course.replicas
     if phase in AT_REST:
-        return JobCondition(
-            "Degraded", "False", "Ended" if phase in (SUCCEEDED, FAILED) else phase, AT_REST_WORDS[phase]
-        )
+        reason = "Ended" if phase in (SUCCEEDED, FAILED) else phase
+        return JobCondition("Degraded", "False", reason, AT_REST_WORDS[phase])
+    if course.crash:
+        return JobCondition("Degraded", "True", "Crashing", course.crash)
+    if course.ignored:
+        return _bounded("Degraded", "True", "FailuresIgnored", course.ignored)
     if phase in (PENDING, STARTING):
         return JobCondition("Degraded", "False", "NotStarted", "Training has not begun.")
-    if hang:
-        return _bounded("Degraded", "True", "NoProgress", hang)
-    if phase == RUNNING and leaving:
-        return _bounded("Degraded", "True", "Leaving", leaving)
-    _, count = _trains(current)
+    if course.hang:
+        return _bounded("Degraded", "True", "NoProgress", course.hang)
+    if phase == RUNNING and course.leaving:
+        return _bounded("Degraded", "True", "Leaving", course.leaving)
+    _, count = _trains(course.current)
     if phase == RUNNING and count < replicas:
-        reason = "OOMKilled" if memory else "FewerMembers"
-        return JobCondition(
-            "Degraded",
-            "True",
-            reason,
-            " ".join(filter(None, [f"{count} of {replicas} workers train.", memory, spares])),
-        )
-    silent = sum(w.is_member and w.standing == Standing.SILENT for w in workers)
+        reason = "OOMKilled" if course.memory else "FewerMembers"
+        words = _joined(f"{count} of {replicas} workers train.", course.memory, course.spares)
+        return JobCondition("Degraded", "True", reason, words)
+    silent = sum(w.is_member and w.standing == Standing.SILENT for w in course.workers)
     if silent:
         return JobCondition("Degraded", "True", "SilentWorkers", f"{silent} of {replicas} agents cannot be reached.")
     if phase != RUNNING:
-        return JobCondition(
-            "Degraded", "True", "NotTraining", f"0 of {replicas} workers train; see condition Training."
-        )
+        words = f"0 of {replicas} workers train; see condition Training."
+        return JobCondition("Degraded", "True", "NotTraining", words)
     return JobCondition("Degraded", "False", "AsWanted", f"{min(count, replicas)} of {replicas} workers train.")
 
 

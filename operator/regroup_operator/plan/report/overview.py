@@ -49,6 +49,8 @@ from regroup_operator.plan.report.conditions import (
     SUCCEEDED,
     SUSPENDING,
     WAITING_FOR_ROLES,
+    Course,
+    Workforce,
     phase_of,
     summary,
     training_conditions,
@@ -232,16 +234,18 @@ def _of_workers(
     def judge(ended: str | None) -> list[JobCondition]:
         wants = None if finished is None else frozenset(finished.open)
         return worker_conditions(
-            workers=[w for w in generation.workers if wants is None or w.id in wants],
-            replicas=inputs.job.spec.replicas if wants is None else len(wants),
-            spares=inputs.job.spec.recovery.spares if wants is None else 0,
-            held="; ".join(filter(None, [facts.size.words if wants is None else "", pods.words])),
-            failing=pods.failing,
-            ended=ended,
-            now_s=inputs.clock.now_s,
-            settings=inputs.settings,
-            endpoint=inputs.endpoint,
-            refusals=inputs.obs.refusals,
+            Workforce(
+                workers=[w for w in generation.workers if wants is None or w.id in wants],
+                replicas=inputs.job.spec.replicas if wants is None else len(wants),
+                spares=inputs.job.spec.recovery.spares if wants is None else 0,
+                held="; ".join(filter(None, [facts.size.words if wants is None else "", pods.words])),
+                failing=pods.failing,
+                ended=ended,
+                now_s=inputs.clock.now_s,
+                settings=inputs.settings,
+                endpoint=inputs.endpoint,
+                refusals=inputs.obs.refusals,
+            )
         )
 
     found = _by_type(judge(rest))
@@ -301,30 +305,32 @@ def _of_training(
         unsaved = f"{unsaved} {way_on(status['checkpoint'])}"
     return _by_type(
         training_conditions(
-            phase=phase,
-            decision=generation.decision,
-            current=current,
-            replicas=facts.size.replicas,
-            workers=workers,
-            failure=failure,
-            complete=ended.why if ended is not None and ended.succeeded else None,
-            finished=ended.finished if ended is not None else finished_of(lifecycle),
-            roles=_of_roles(facts, pods, waits=ended is None),
-            crash=failures.crash,
-            ignored=failures.ignored,
-            note=_refusal_note(generation.decision, workers),
-            group=group,
-            hang=failures.hang.message,
-            leaving=leaving_words(
-                current,
-                workers,
-                generation.decision,
-                saves=job.spec.checkpoint is not None,
-                per_group=facts.per_group,
-            ),
-            spares=spare_words(current, workers, facts.per_group),
-            memory=missing_for_memory(status.get("incidents", ()), current),
-            unsaved=unsaved,
+            Course(
+                phase=phase,
+                decision=generation.decision,
+                current=current,
+                replicas=facts.size.replicas,
+                workers=workers,
+                failure=failure,
+                complete=ended.why if ended is not None and ended.succeeded else None,
+                finished=ended.finished if ended is not None else finished_of(lifecycle),
+                roles=_of_roles(facts, pods, waits=ended is None),
+                crash=failures.crash,
+                ignored=failures.ignored,
+                note=_refusal_note(generation.decision, workers),
+                group=group,
+                hang=failures.hang.message,
+                leaving=leaving_words(
+                    current,
+                    workers,
+                    generation.decision,
+                    saves=job.spec.checkpoint is not None,
+                    per_group=facts.per_group,
+                ),
+                spares=spare_words(current, workers, facts.per_group),
+                memory=missing_for_memory(status.get("incidents", ()), current),
+                unsaved=unsaved,
+            )
         )
     )
 
