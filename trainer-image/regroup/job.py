@@ -18,7 +18,7 @@ from .checkpoint.shards import local_of
 from .checkpoint.tree import unsaved_kind
 from .collective import Blocks, Collective
 from .data import UNKNOWN, LoaderSource, SamplePlan, Stream, as_source, as_stream, make_feed
-from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, UsageError
+from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, JobEnded, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
 from .generation.regrouper import Regrouper
@@ -513,9 +513,10 @@ class Job:
         """Yield steps until `total` are committed, the one in flight again after each membership change.
 
         Ends when every rank has committed the last step. When the job ends in another way (failed, released by a scale-down), the
-        process exits instead. The job is complete once the script has returned 0 in every member: one that fails after its loop is
-        started again, with the state of the last step, its rank and its world size, and this loop then has no steps. So code after
-        the loop may run more than once, and finds no variable that only the loop sets. Call it once; raises UsageError else.
+        loop raises JobEnded, which ends the script with exit code 0. The job is complete once the script has returned 0 in every
+        member: one that fails after its loop is started again, with the state of the last step, its rank and its world size, and
+        this loop then has no steps. So code after the loop may run more than once, and finds no variable that only the loop sets.
+        Call it once; raises UsageError else.
         """
         if self._looped:
             raise UsageError(
@@ -612,7 +613,7 @@ class Job:
             self._adopt_newest()
         except Stopped as stopped:
             self._end(stopped.outcome)
-            raise SystemExit(0) from None
+            raise JobEnded(stopped.outcome) from None
 
     def _adopt_newest(self) -> None:
         """Be in the newest generation that must be followed, and take note if it is a new one. Raises Stopped."""
@@ -694,7 +695,7 @@ class Job:
             self._save_unless(lambda: False)
             self._reporter.saved()
         if outcome != COMPLETE:
-            raise SystemExit(0)
+            raise JobEnded(outcome)
 
     def collective(self, name: str) -> Collective:
         """Return a block for collectives of your own between steps: `for attempt in job.collective("eval"):`.
