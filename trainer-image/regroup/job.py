@@ -33,7 +33,7 @@ from .parallel.pipeline import check_model
 from .parallel.served import Served
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
-from .progress.reporter import Reporter
+from .progress.reporter import Progress, Reporter
 from .protocol import env, local
 from .protocol.local import COMPLETE
 from .protocol.state import Busy
@@ -43,7 +43,7 @@ from .state.memory import Memory
 from .state.rates import ScaledRates
 from .state.training import CommitRecord, TrainingState
 from .step import Step
-from .transaction.commit import Committer, exchange
+from .transaction.commit import Committer, Extras, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
 from .transaction.served import ServedCommitter
@@ -292,10 +292,12 @@ class Job:
                 self.plan,
                 self._memory,
                 self._committed,
-                self._durable.wants,
-                self._rates,
-                uneven=isinstance(described, strategies.DataParallel) and described.uneven,
-                noise=self._noise,
+                Extras(
+                    self._durable.wants,
+                    self._rates,
+                    isinstance(described, strategies.DataParallel) and described.uneven,
+                    self._noise,
+                ),
             )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
@@ -584,15 +586,17 @@ class Job:
         if header.takes_snapshot:
             self._memory.take()
         self._reporter.committed(
-            record.state.step,
-            record.loss,
-            header.reportable_step,
-            self.total,
-            waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
-            empty=empty,
-            snapshot_step=header.snapshot_step,
-            times=self._committer.laps.sums,
-            noise_scale=self._noise.known if self._noise is not None else None,
+            Progress(
+                record.state.step,
+                record.loss,
+                header.reportable_step,
+                self.total,
+                waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
+                empty=empty,
+                snapshot_step=header.snapshot_step,
+                times=self._committer.laps.sums,
+                noise_scale=self._noise.known if self._noise is not None else None,
+            )
         )
         if self._saves and self.plan.layout.size > 1 and header.takes_checkpoint:
             self._durable.save_part(membership.origin)
