@@ -77,7 +77,7 @@ def make_strategy(
     return DataParallel(model, state.optimizer, plan, described, model_group.inner(), measures=measures)
 
 
-def session(
+def session(  # noqa: PLR0913 (users pass keywords)
     *,
     model: torch.nn.Module,
     optimizer: Any,
