@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regroup.checkpoint import Checkpointer, pack
+from regroup.checkpoint.checkpointer import Origin
 from regroup.protocol.document import LineageEntry
 from regroup.protocol.state import StatePair
 
@@ -52,8 +53,8 @@ def save(
     tree = {"model": {"w": torch.full((5,), generation + step / 1000)}, "optimizer": {"state": {}}, "state": {}}
     start = next((entry.start_step for entry in LINEAGE if entry.generation == generation), 0)
     assert checkpointer.save(
-        tree, pair=StatePair(generation, step), generation=generation, uid=f"{generation:08x}-0000",
-        parent_generation=generation - 1, start_step=start, digest=f"{step:016x}", acknowledged=acknowledged,
+        tree, pair=StatePair(generation, step), origin=Origin(generation, f"{generation:08x}-0000", generation - 1, start),
+        digest=f"{step:016x}", acknowledged=acknowledged,
     )  # fmt: skip
     if wait:
         assert checkpointer.wait(30)

@@ -5,6 +5,7 @@ import sys
 import torch
 
 from regroup.checkpoint import Checkpointer
+from regroup.checkpoint.checkpointer import Origin
 from regroup.protocol.state import StatePair
 
 if __name__ == "__main__":
@@ -12,7 +13,7 @@ if __name__ == "__main__":
     checkpointer = Checkpointer(directory, every_s=0, job_uid="job-1")
     tree = {"model": {str(i): torch.ones(1 << 18) for i in range(mib)}, "optimizer": {}, "state": {}}
     checkpointer.save(
-        tree, pair=StatePair(1, 20), generation=1, uid="aaaa1111", parent_generation=0, start_step=0,
+        tree, pair=StatePair(1, 20), origin=Origin(1, "aaaa1111", 0, 0),
         acknowledged=lambda: False,
     )  # fmt: skip
     checkpointer.wait()

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, ImportMissing, store
+from regroup.checkpoint.checkpointer import Origin
 from regroup.checkpoint.selection import Name
 from regroup.checkpoint.staging import Staging
 from regroup.checkpoint.store import marks
@@ -36,9 +37,7 @@ def test_checkpoint_restores_model_and_fresh_optimizer(tmp_path: Path) -> None:
     tree = tree_of(model, optimizer)
     staging = Staging()
     checkpointer = make(tmp_path, staging=staging)
-    assert checkpointer.save(
-        tree, pair=StatePair(1, 60), generation=2, uid="abcd-1234-ef", parent_generation=1, start_step=50, digest="0f"
-    )
+    assert checkpointer.save(tree, pair=StatePair(1, 60), origin=Origin(2, "abcd-1234-ef", 1, 50), digest="0f")
     before = flat(tree)
     staging.settle()
     train(model, optimizer)  # the copy was taken: what the main thread does now is not in the checkpoint
@@ -68,7 +67,7 @@ def test_checkpoint_is_plain_dcp(tmp_path: Path) -> None:
     train(model, optimizer)
     tree = tree_of(model, optimizer)
     checkpointer = make(tmp_path / "checkpoints")
-    checkpointer.save(tree, pair=StatePair(1, 3), generation=1, uid="a", parent_generation=0, start_step=0)
+    checkpointer.save(tree, pair=StatePair(1, 3), origin=Origin(1, "a", 0, 0))
     assert checkpointer.wait(30)
     dcp_to_torch_save(tmp_path / "checkpoints" / "step-3.g1-a", tmp_path / "plain.pt")
     plain = torch.load(tmp_path / "plain.pt", weights_only=True)
@@ -278,9 +277,7 @@ def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
     monkeypatch.setattr(store, "write_data", slow)
     save(checkpointer, 1, 10, acknowledged=know, wait=False)
     assert not checkpointer.due(1.0)
-    assert not checkpointer.save({}, pair=StatePair(1, 11), generation=1, uid="x", parent_generation=0, start_step=0), (
-        "the copies are being written"
-    )
+    assert not checkpointer.save({}, pair=StatePair(1, 11), origin=Origin(1, "x", 0, 0)), "the copies are being written"
     written.set()
     assert asked.wait(30)
     assert checkpointer.due(1.0)
@@ -331,9 +328,7 @@ def test_memory_of_the_last_copy_is_used_again_where_it_fits(tmp_path: Path) -> 
     places = []
     for step, dtype, size in ((1, torch.float32, 5), (2, torch.float32, 5), (3, torch.int32, 5), (4, torch.int32, 6)):
         tree = {"model": {"w": torch.arange(size).to(dtype)}, "optimizer": {"state": {}}, "state": {}}
-        assert checkpointer.save(
-            tree, pair=StatePair(1, step), generation=1, uid="a", parent_generation=0, start_step=0
-        )
+        assert checkpointer.save(tree, pair=StatePair(1, step), origin=Origin(1, "a", 0, 0))
         assert checkpointer.wait(30)
         assert flat(checkpointer.load(checkpointer.info_of(f"step-{step}.g1-a"))) == flat(tree)
         places.append(checkpointer._host["model.w"])
@@ -397,8 +392,9 @@ def test_step_that_is_acknowledged_by_another_state_is_not_committed(tmp_path: P
 def test_model_group_whose_parts_do_not_come_is_a_fault_of_the_volume(tmp_path: Path, is_cancelled: bool) -> None:
     checkpointer = make(tmp_path)
     checkpointer.save(
-        {"model": {"w": torch.ones(5)}, "optimizer": {"state": {}}, "state": {}}, pair=StatePair(1, 7), generation=1,
-        uid="aaaa", parent_generation=0, start_step=0, part=(0, 2), parts_within_s=300 if is_cancelled else 0.01,
+        {"model": {"w": torch.ones(5)}, "optimizer": {"state": {}}, "state": {}}, pair=StatePair(1, 7),
+        origin=Origin(1, "aaaa", 0, 0),
+        part=(0, 2), parts_within_s=300 if is_cancelled else 0.01,
     )  # fmt: skip
     if is_cancelled:
         checkpointer.cancel()
@@ -452,9 +448,7 @@ def test_directory_that_cannot_be_written_is_a_sentence_not_a_crash(tmp_path: Pa
 
 def test_state_that_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"state\.f is a"):
-        make(tmp_path).save(
-            {"state": {"f": print}}, pair=StatePair(1, 1), generation=1, uid="x", parent_generation=0, start_step=0
-        )
+        make(tmp_path).save({"state": {"f": print}}, pair=StatePair(1, 1), origin=Origin(1, "x", 0, 0))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,6 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from regroup.checkpoint import Checkpointer
+from regroup.checkpoint.checkpointer import Origin
 from regroup.protocol.state import StatePair
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
@@ -42,9 +43,7 @@ def save(directory: Path, *, generation: int, step: int, guess: int) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": {}}
     checkpointer = Checkpointer(str(directory), every_s=0, job_uid="job-1")
-    checkpointer.save(
-        tree, pair=StatePair(generation, step), generation=generation, uid="a", parent_generation=0, start_step=0
-    )
+    checkpointer.save(tree, pair=StatePair(generation, step), origin=Origin(generation, "a", 0, 0))
     assert checkpointer.wait(30)
     return directory / f"step-{step}.g{generation}-a"
 

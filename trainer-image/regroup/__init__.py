@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup import strategies
     from regroup.accelerator import device
     from regroup.data import cached, stream
-    from regroup.errors import GenerationChanged, RegroupError
+    from regroup.errors import GenerationChanged, JobEnded, RegroupError
     from regroup.job import Job, session
     from regroup.model_group import mesh, pipeline
     from regroup.parallel.experts import MixtureOfExperts, through_experts
@@ -29,6 +29,7 @@ _EXPORTS = {
     "Job": "regroup.job",
     "stream": "regroup.data",
     "GenerationChanged": "regroup.errors",
+    "JobEnded": "regroup.errors",
     "RegroupError": "regroup.errors",
     "strategies": "regroup",
 }
@@ -36,6 +37,7 @@ _EXPORTS = {
 __all__ = [
     "GenerationChanged",
     "Job",
+    "JobEnded",
     "MixtureOfExperts",
     "RegroupError",
     "attention",

@@ -9,6 +9,7 @@ RegroupError                 a sentence for the user
   data.errors.DataError      also a ValueError
   checkpoint.errors.CheckpointError
 GenerationChanged            ends a `with step:` block; swallowed by it
+JobEnded                     the job ended without this process; ends the script with exit code 0
 GroupBroken                  what a membership change does to a collective; becomes GenerationChanged (internal)
   Aborted                    these groups were ended here
   PeerLost                   a connection ended: another rank has gone, or cannot be reached
@@ -41,6 +42,22 @@ class GenerationChanged(Exception):
 
     Code that catches everything inside the block must let it pass.
     """
+
+
+class JobEnded(SystemExit):
+    """This process has no further part in the job. `outcome`: Failed, Released, Suspended or Drained; Complete where a block of
+    `job.collective()` began after the last step. Raised by the loop over `job.steps()` and by those blocks.
+
+    Python ends the script with exit code 0 and prints nothing, unless the script catches it: to the agent this process did what it
+    was told. A script that catches it may clean up; this process takes part in no further step.
+    """
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(0)
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"The job ended for this process: {self.outcome}."
 
 
 class DataEnded(GenerationChanged):

@@ -8,21 +8,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from . import model_group, served, strategies
 from .accelerator import make_current
-from .checkpoint.shards import local_of
-from .checkpoint.tree import unsaved_kind
 from .collective import Blocks, Collective
-from .data import UNKNOWN, LoaderSource, SamplePlan, Stream, as_source, as_stream, make_feed
-from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, UsageError
+from .data import UNKNOWN, SamplePlan, Stream, as_source, as_stream, make_feed
+from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, JobEnded, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
 from .generation.regrouper import Regrouper
 from .generation.watcher import Watcher
+from .layout import Layout
 from .parallel.ddp import DataParallel
 from .parallel.exact import Exact
 from .parallel.ledger import NAME as LEDGER
@@ -34,24 +33,23 @@ from .parallel.pipeline import check_model
 from .parallel.served import Served
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
-from .progress.reporter import Reporter
+from .progress.reporter import Progress, Reporter
 from .protocol import env, local
 from .protocol.local import COMPLETE
 from .protocol.state import Busy
+from .session_settings import SessionSettings, check, shuffles
 from .state.durable import Durable
 from .state.memory import Memory
 from .state.rates import ScaledRates
 from .state.training import CommitRecord, TrainingState
 from .step import Step
-from .transaction.commit import Committer, exchange
+from .transaction.commit import Committer, Extras, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
 from .transaction.served import ServedCommitter
 
 BATCH, RATES = "regroup.batch", "regroup.rates"
 """Names of the parts of the state that are the session's own."""
-REDUCTIONS = ("fast", "exact")
-"""What a script may pass as `reduction`."""
 
 
 def make_strategy(
@@ -63,19 +61,9 @@ def make_strategy(
     *,
     measures: bool = False,
 ) -> Strategy:
-    """Return what does the work of a description. `measures`: norms of gradients, too. Raises UsageError for one that fits neither
-    `reduction` nor the model."""
-    if not isinstance(described, strategies.Description):
-        raise UsageError(
-            f"strategy is a {type(described).__name__}; it must be one of regroup.strategies, such as "
-            "regroup.strategies.DataParallel()."
-        )
+    """Return what does the work of a description. `measures`: norms of gradients, too. Raises UsageError for one that does
+    not fit the model."""
     if reduction == "exact":
-        if described != strategies.DataParallel():
-            raise UsageError(
-                f'reduction is "exact" and strategy is {described}: only DataParallel() without options gives the same bits at any '
-                'number of processes. Leave out strategy, or pass reduction="fast".'
-            )
         return Exact(model, state.optimizer, plan)
     if isinstance(described, (strategies.LocalSGD, strategies.DiLoCo)):
         return _local_steps(described, state, plan)
@@ -89,39 +77,7 @@ def make_strategy(
     return DataParallel(model, state.optimizer, plan, described, model_group.inner(), measures=measures)
 
 
-def _check_batch(
-    global_batch: int | None,
-    batch_per_rank: int | None,
-    microbatch: int,
-    reduction: str,
-    rate_scaling: strategies.RateScaling | None,
-) -> None:
-    """Raise UsageError for arguments that fit no way of choosing the batch."""
-    if (global_batch is None) == (batch_per_rank is None):
-        raise UsageError(
-            f"global_batch is {global_batch!r} and batch_per_rank is {batch_per_rank!r}; exactly one of them must be given. Pass "
-            "global_batch for a step that is the same at any number of processes."
-        )
-    if batch_per_rank is None:
-        if rate_scaling is not None:
-            raise UsageError(
-                "rate_scaling is set, and global_batch never changes. Pass batch_per_rank, or leave it out."
-            )
-        return
-    if not isinstance(batch_per_rank, int) or isinstance(batch_per_rank, bool) or batch_per_rank < 1:
-        raise UsageError(f"batch_per_rank is {batch_per_rank!r}; it must be a whole number of at least 1.")
-    if isinstance(microbatch, int) and microbatch > 0 and batch_per_rank % microbatch:
-        raise UsageError(
-            f"batch_per_rank ({batch_per_rank}) is not a multiple of microbatch ({microbatch}). Change one."
-        )
-    if reduction == "exact":
-        raise UsageError(
-            'reduction is "exact" and batch_per_rank is set: steps that differ by the number of processes have no equal bits. Pass '
-            'global_batch, or reduction="fast".'
-        )
-
-
-def session(
+def session(  # noqa: PLR0913 (users pass keywords)
     *,
     model: torch.nn.Module,
     optimizer: Any,
@@ -156,21 +112,23 @@ def session(
     Raises UsageError, StateError or DataError, one sentence each.
     """
     return Job(
-        model,
-        optimizer,
-        data,
-        global_batch,
-        microbatch,
-        state or {},
-        seed,
-        shuffle,
-        reduction,
-        scaler,
-        rehearse,
-        strategy,
-        batch_per_rank,
-        rate_scaling,
-        noise_scale,
+        SessionSettings(
+            model,
+            optimizer,
+            data,
+            global_batch,
+            microbatch,
+            {} if state is None else state,
+            seed,
+            shuffle,
+            reduction,
+            scaler,
+            rehearse,
+            strategies.DataParallel() if strategy is None else strategy,
+            batch_per_rank,
+            rate_scaling,
+            noise_scale,
+        )
     )
 
 
@@ -200,68 +158,38 @@ def _local_steps(
     )
 
 
-def _shuffles(asked: bool | None, source: Any) -> bool:
-    """Return whether each epoch has an order of its own. `asked`: the argument `shuffle`. Raises UsageError."""
-    if asked not in (None, True, False):
-        raise UsageError(f"shuffle is {asked!r}; it must be True or False.")
-    if isinstance(source, LoaderSource):
-        if asked is not None:
-            raise UsageError(
-                f"shuffle is {asked} and data is a DataLoader, whose own shuffle ({not source.in_order}) counts. Leave out "
-                "shuffle, and pass it to the DataLoader."
-            )
-        return not source.in_order
-    if isinstance(source, Stream) and asked is not None:
-        raise UsageError(f"shuffle is {asked} and data is a stream, which has an order of its own. Leave out shuffle.")
-    return asked is None or bool(asked)
+def _check_process(path: str | None) -> None:
+    """Raise UsageError in a process that cannot have a session, or not another one. `path`: its agent's socket."""
+    if path and Job._attached:
+        raise UsageError(
+            "regroup.session() was called a second time in this process, which takes part in one job only. "
+            "Train everything in one session, with further objects in its `state`."
+        )
+    world_size = os.environ.get("WORLD_SIZE", "")
+    if not path and world_size.isdecimal() and int(world_size) > 1:
+        raise UsageError(
+            f"WORLD_SIZE is {world_size}, but no agent of Regroup is present: each process would train its own model. "
+            "Start the script with `regroup run --workers N` or in a job, not with torchrun."
+        )
 
 
-def _refuse_meta(model: torch.nn.Module) -> None:
-    """Raise UsageError for a tensor of the model that has no values. One of a subclass may hold them on another device."""
-    for what, named in (("Parameter", model.named_parameters()), ("Buffer", model.named_buffers())):
-        for name, tensor in named:
-            local = getattr(tensor, "_local_tensor", tensor)
-            if local.is_meta and type(local) in (torch.Tensor, torch.nn.Parameter):
-                raise UsageError(
-                    f"{what} {name} of the model is on the meta device, so it has no values: call "
-                    "model.to_empty(device=...) and initialise the model before regroup.session(), or build it on its device."
-                )
-
-
-def _refuse_layouts(model: torch.nn.Module) -> None:
-    """Raise UsageError for a tensor of the state that cannot be compared, copied and saved byte by byte, such as a sparse one. It
-    may be hidden from `state_dict`, which a module may change."""
-    left_alone = {
-        id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set
-    }
-    for what, named in (("Parameter", model.named_parameters()), ("Buffer", model.named_buffers())):
-        for name, tensor in named:
-            local = local_of(tensor)
-            if id(tensor) in left_alone:
-                continue
-            if (kind := unsaved_kind(local)) is not None:
-                raise UsageError(
-                    f"{what} {name} of the model is a {kind} tensor, and a session compares, copies and saves dense ones only. "
-                    "Register it as a buffer with persistent=False if the script can build it again: the session leaves such "
-                    "buffers alone. Otherwise store its parts in dense buffers."
-                )
-            if any(stride == 0 and size > 1 for size, stride in zip(local.shape, local.stride())):
-                raise UsageError(
-                    f"{what} {name} of the model has strides {list(local.stride())} for shape {list(local.shape)}: several "
-                    "elements share one place in memory, so no state can be loaded into it. Make it contiguous."
-                )
-
-
-def _refuse_synchronised(model: torch.nn.Module) -> None:
-    """Raise UsageError for a layer that communicates over torch's default process group, which a session does not have: it would
-    silently use the statistics of its own rank."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.SyncBatchNorm):
-            raise UsageError(
-                f"{name or 'The model'} is a SyncBatchNorm, which would see the samples of its own rank only: a session has no "
-                "default process group. Use BatchNorm, whose running statistics the session averages, or a norm that does not "
-                "depend on the batch, such as GroupNorm."
-            )
+def _plan_of(settings: SessionSettings, source: Any, max_world_size: int, layout: Layout) -> SamplePlan:
+    """Return which samples each step has. Raises UsageError for samples that the other settings do not fit, and DataError."""
+    described, is_stream = settings.strategy, isinstance(source, Stream)
+    if is_stream and layout.size > 1:
+        raise UsageError("data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset.")
+    mixes = shuffles(settings.shuffle, source)
+    sizes = (
+        settings.seed,
+        UNKNOWN if is_stream else len(source),
+        settings.largest_batch(max_world_size),
+        settings.microbatch,
+        max_world_size,
+    )
+    if isinstance(described, strategies.ParameterServer):
+        served.check(settings, is_stream=is_stream, group_size=layout.size)
+        return served.plan_of(described, CountedPlan(*sizes, shuffles=mixes))
+    return SamplePlan(*sizes, layout, in_order=is_stream, shuffles=mixes)
 
 
 class Job:
@@ -270,114 +198,36 @@ class Job:
     _attached = False
     """This process has taken part in a job; a second session would cut the first one off from the agent."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: Any,
-        data: Any,
-        global_batch: int | None,
-        microbatch: int,
-        state: Mapping[str, Any],
-        seed: int,
-        shuffle: bool | None,
-        reduction: str,
-        scaler: Any = None,
-        rehearse: bool | None = None,
-        strategy: strategies.Description | None = None,
-        batch_per_rank: int | None = None,
-        rate_scaling: strategies.RateScaling | None = None,
-        noise_scale: bool = False,
-    ) -> None:
-        path = os.environ.get(env.SOCKET)
-        if path and Job._attached:
-            raise UsageError(
-                "regroup.session() was called a second time in this process, which takes part in one job only. "
-                "Train everything in one session, with further objects in its `state`."
-            )
-        world_size = os.environ.get("WORLD_SIZE", "")
-        if not path and world_size.isdecimal() and int(world_size) > 1:
-            raise UsageError(
-                f"WORLD_SIZE is {world_size}, but no agent of Regroup is present: each process would train its own model. "
-                "Start the script with `regroup run --workers N` or in a job, not with torchrun."
-            )
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
-        _refuse_meta(model)
-        _refuse_layouts(model)
-        _refuse_synchronised(model)
-        if not isinstance(state, Mapping):
-            raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise UsageError(f"seed is {seed!r}; it must be a whole number.")
-        if reduction not in REDUCTIONS:
-            raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
-        if rehearse not in (None, True, False):
-            raise UsageError(f"rehearse is {rehearse!r}; it must be True, False, or None: where the model is compiled.")
-        if noise_scale not in (True, False):
-            raise UsageError(f"noise_scale is {noise_scale!r}; it must be True or False.")
-        self.model, self.optimizer = model, optimizer
-        stream = as_stream(data)
-        mapped = as_source(data, microbatch) if stream is None else None
-        self.source = cast(Any, stream or mapped)
-        max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
-        _check_batch(global_batch, batch_per_rank, microbatch, reduction, rate_scaling)
-        layout = model_group.layout()
+    def __init__(self, settings: SessionSettings) -> None:
+        path, layout = os.environ.get(env.SOCKET), model_group.layout()
+        _check_process(path)
+        check(settings, layout.size)
+        model, described = settings.model, settings.strategy
+        self.model, self.optimizer = model, settings.optimizer
+        stream = as_stream(settings.data)
+        self.source: Any = as_source(settings.data, settings.microbatch) if stream is None else stream
         if layout.size > 1:
-            _refuse_in_group(reduction, scaler, batch_per_rank)
             check_model(model, layout)
             model_group.check_device(model)
-        if batch_per_rank is not None and isinstance(strategy, (strategies.LocalSGD, strategies.DiLoCo)):
-            raise UsageError(
-                f"batch_per_rank does not work with strategy {type(strategy).__name__} so far. Pass global_batch."
-            )
-        if batch_per_rank is not None and isinstance(strategy, strategies.DataParallel) and strategy.uneven:
-            raise UsageError(
-                "batch_per_rank is set, which gives each process the same work, and strategy is DataParallel(uneven=True). Pass "
-                "global_batch, or leave out uneven."
-            )
-        self._batch_per_rank, self._max_world_size = batch_per_rank, max_world_size
-        largest = max_world_size * batch_per_rank if batch_per_rank is not None else global_batch
-        assert largest is not None
-        if stream is not None and layout.size > 1:
-            raise UsageError(
-                "data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset."
-            )
-        num_samples = UNKNOWN if mapped is None else len(mapped)
-        shuffles = _shuffles(shuffle, self.source)
-        described = strategies.DataParallel() if strategy is None else strategy
+        self._batch_per_rank, self._max_world_size = (
+            settings.batch_per_rank,
+            int(os.environ.get(env.MAX_WORLD_SIZE) or 1),
+        )
         self._is_served = isinstance(described, strategies.ParameterServer)
-        if isinstance(described, strategies.ParameterServer):
-            served.refuse(
-                described,
-                reduction=reduction,
-                scaler=scaler,
-                batch_per_rank=batch_per_rank,
-                noise_scale=noise_scale,
-                is_stream=stream is not None,
-                group_size=layout.size,
-            )
-            self.plan: SamplePlan = served.plan_of(
-                described, seed, num_samples, largest, microbatch, max_world_size, shuffles=shuffles
-            )
-        else:
-            self.plan = SamplePlan(
-                seed,
-                num_samples,
-                largest,
-                microbatch,
-                max_world_size,
-                layout,
-                in_order=stream is not None,
-                shuffles=shuffles,
-            )
-        self.state = TrainingState(model, optimizer, state, scaler)
-        self._rates = ScaledRates(rate_scaling, self.state.optimizer) if rate_scaling is not None else None
-        if batch_per_rank is not None:
-            self.state.add(BATCH, self.plan)
-        if self._rates is not None:
-            self.state.add(RATES, self._rates)
-        if isinstance(self.plan, CountedPlan):
-            self.state.add(LEDGER, self.plan.ledger)
+        self.plan = _plan_of(settings, self.source, self._max_world_size, layout)
+        self.state = TrainingState(model, settings.optimizer, settings.state, settings.scaler)
+        self._rates = (
+            ScaledRates(settings.rate_scaling, self.state.optimizer) if settings.rate_scaling is not None else None
+        )
+        self._noise = NoiseScale() if settings.noise_scale else None
+        for name, own in (
+            (BATCH, self.plan if settings.batch_per_rank is not None else None),
+            (RATES, self._rates),
+            (LEDGER, self.plan.ledger if isinstance(self.plan, CountedPlan) else None),
+            (NOISE, self._noise),
+        ):
+            if own is not None:
+                self.state.add(name, own)
         self._feed = make_feed(self.source, self.plan, reads_ahead=not self._is_served)
         self.outcome: str | None = None
         """How the job ended (Complete, Failed, Released, Suspended, Drained); None: not yet."""
@@ -390,23 +240,23 @@ class Job:
         self._durable = Durable(self.state, self.plan, model_group.inner())
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
-        self._noise: NoiseScale | None = None
-        if noise_scale:
-            _refuse_to_measure(described, reduction, scaler, layout.size)
-            self._noise = NoiseScale()
-            self.state.add(NOISE, self._noise)
-        self._strategy = make_strategy(described, reduction, model, self.state, self.plan, measures=noise_scale)
-        if self._strategy.outer is not None and self.state.extra.setdefault("outer", self._strategy.outer) is not (
-            self._strategy.outer
-        ):
+        self._strategy = make_strategy(
+            described, settings.reduction, model, self.state, self.plan, measures=settings.noise_scale
+        )
+        outer = self._strategy.outer
+        if outer is not None and self.state.extra.setdefault("outer", outer) is not outer:
             raise UsageError('state["outer"] is the name of the strategy\'s own optimizer. Choose another name.')
+        # In a model group a forward communicates, and before the first generation there is nobody to do so with.
+        rehearses = is_compiled(model) if settings.rehearse is None else settings.rehearse
+        self._rehearses = bool(path) and layout.size == 1 and rehearses
+        """The loop begins with a rehearsal: this process is not ready before that."""
+        self._join(path, described)
+
+    def _join(self, path: str | None, described: strategies.Description) -> None:
+        """Make what talks to the agent at the socket `path`, and what commits. None: plain `python`."""
+        local_rank = int(os.environ.get(env.LOCAL_RANK) or 0)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
-        # In a model group a forward communicates, and before the first generation there is nobody to do so with.
-        self._rehearses = bool(path) and layout.size == 1 and (is_compiled(model) if rehearse is None else rehearse)
-        """The loop begins with a rehearsal: this process is not ready before that."""
-        self._membership: Membership = Alone(self._durable)
-        local_rank = int(os.environ.get(env.LOCAL_RANK) or 0)
         if path:
             incarnation = int(os.environ.get(env.INCARNATION) or 0)
             attach = local.Attach(os.getpid(), local_rank, incarnation, rehearses=self._rehearses)
@@ -414,6 +264,7 @@ class Job:
             Job._attached = True
         send = self._watcher.send if self._watcher is not None else None
         self._memory = Memory(self.state, self.plan, send, local_rank, model_group.inner())
+        self._membership: Membership = Alone(self._durable)
         if self._watcher is not None:
             self._membership = Regrouper(
                 self._watcher,
@@ -441,10 +292,12 @@ class Job:
                 self.plan,
                 self._memory,
                 self._committed,
-                self._durable.wants,
-                self._rates,
-                uneven=isinstance(described, strategies.DataParallel) and described.uneven,
-                noise=self._noise,
+                Extras(
+                    self._durable.wants,
+                    self._rates,
+                    isinstance(described, strategies.DataParallel) and described.uneven,
+                    self._noise,
+                ),
             )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
@@ -513,9 +366,10 @@ class Job:
         """Yield steps until `total` are committed, the one in flight again after each membership change.
 
         Ends when every rank has committed the last step. When the job ends in another way (failed, released by a scale-down), the
-        process exits instead. The job is complete once the script has returned 0 in every member: one that fails after its loop is
-        started again, with the state of the last step, its rank and its world size, and this loop then has no steps. So code after
-        the loop may run more than once, and finds no variable that only the loop sets. Call it once; raises UsageError else.
+        loop raises JobEnded, which ends the script with exit code 0. The job is complete once the script has returned 0 in every
+        member: one that fails after its loop is started again, with the state of the last step, its rank and its world size, and
+        this loop then has no steps. So code after the loop may run more than once, and finds no variable that only the loop sets.
+        Call it once; raises UsageError else.
         """
         if self._looped:
             raise UsageError(
@@ -612,7 +466,7 @@ class Job:
             self._adopt_newest()
         except Stopped as stopped:
             self._end(stopped.outcome)
-            raise SystemExit(0) from None
+            raise JobEnded(stopped.outcome) from None
 
     def _adopt_newest(self) -> None:
         """Be in the newest generation that must be followed, and take note if it is a new one. Raises Stopped."""
@@ -694,7 +548,7 @@ class Job:
             self._save_unless(lambda: False)
             self._reporter.saved()
         if outcome != COMPLETE:
-            raise SystemExit(0)
+            raise JobEnded(outcome)
 
     def collective(self, name: str) -> Collective:
         """Return a block for collectives of your own between steps: `for attempt in job.collective("eval"):`.
@@ -732,15 +586,17 @@ class Job:
         if header.takes_snapshot:
             self._memory.take()
         self._reporter.committed(
-            record.state.step,
-            record.loss,
-            header.reportable_step,
-            self.total,
-            waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
-            empty=empty,
-            snapshot_step=header.snapshot_step,
-            times=self._committer.laps.sums,
-            noise_scale=self._noise.known if self._noise is not None else None,
+            Progress(
+                record.state.step,
+                record.loss,
+                header.reportable_step,
+                self.total,
+                waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
+                empty=empty,
+                snapshot_step=header.snapshot_step,
+                times=self._committer.laps.sums,
+                noise_scale=self._noise.known if self._noise is not None else None,
+            )
         )
         if self._saves and self.plan.layout.size > 1 and header.takes_checkpoint:
             self._durable.save_part(membership.origin)
@@ -749,27 +605,3 @@ class Job:
                 self._durable.save_if_due(membership.origin, alone=membership.is_alone)
             self._durable.prune(membership.take_prune(), self.generation)
             self._reporter.say_late()
-
-
-def _refuse_in_group(reduction: str, scaler: Any, batch_per_rank: int | None) -> None:
-    """Raise UsageError for what a session does not do where a model is split over several ranks."""
-    for what, is_asked in (
-        ('reduction="exact"', reduction == "exact"),
-        ("scaler", scaler is not None),
-        ("batch_per_rank", batch_per_rank is not None),
-    ):
-        if is_asked:
-            raise UsageError(f"{what} does not work with regroup.mesh() so far. Leave one of them out.")
-
-
-def _refuse_to_measure(described: Any, reduction: str, scaler: Any, group_size: int) -> None:
-    """Raise UsageError where no rank has the gradient of its own share, or its norm is not to be compared with the sum's."""
-    for what, is_asked in (
-        ('reduction="exact"', reduction == "exact"),
-        (f"strategy {type(described).__name__}", isinstance(described, (strategies.LocalSGD, strategies.DiLoCo))),
-        ("a PowerSGD hook", isinstance(getattr(described, "hook", None), strategies.PowerSGD)),
-        ("scaler", scaler is not None),
-        ("regroup.mesh()", group_size > 1),
-    ):
-        if is_asked:
-            raise UsageError(f"noise_scale=True does not work with {what}. Leave one of them out.")

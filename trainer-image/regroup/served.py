@@ -16,22 +16,13 @@ from .parallel.ledger import CountedPlan
 from .parallel.served import Served
 from .protocol import env
 from .protocol.local import Assignment
+from .session_settings import SessionSettings, refuse
 from .state.training import TrainingState
 from .transaction.served import is_whole
 
 
-def plan_of(
-    described: strategies.ParameterServer,
-    seed: int,
-    num_samples: int,
-    global_batch: int,
-    microbatch: int,
-    max_world_size: int,
-    *,
-    shuffles: bool = True,
-) -> CountedPlan:
-    """Return the plan of the blocks. Raises DataError as SamplePlan does, UsageError for a version of more than a block."""
-    plan = CountedPlan(seed, num_samples, global_batch, microbatch, max_world_size, shuffles=shuffles)
+def plan_of(described: strategies.ParameterServer, plan: CountedPlan) -> CountedPlan:
+    """Return the plan of the blocks with its shares in a version. Raises UsageError for a version of more than a block."""
     shares = described.shares_per_version
     if shares is None:
         shares = plan.num_virtual if described.staleness == 0 else 1
@@ -61,27 +52,17 @@ def links_of(described: Any) -> Callable[[Assignment], Mapping[str, tuple[int, .
     return of
 
 
-def refuse(
-    described: strategies.ParameterServer,
-    *,
-    reduction: str,
-    scaler: Any,
-    batch_per_rank: int | None,
-    noise_scale: bool,
-    is_stream: bool,
-    group_size: int,
-) -> None:
+def check(settings: SessionSettings, *, is_stream: bool, group_size: int) -> None:
     """Raise UsageError for what a session does not do under a parameter server."""
-    for what, is_asked in (
-        ('reduction="exact"', reduction == "exact"),
-        ("scaler", scaler is not None),
-        ("batch_per_rank", batch_per_rank is not None),
-        ("noise_scale", noise_scale),
-        ("data that is a stream", is_stream),
-        ("regroup.mesh()", group_size > 1),
-        ("A memory snapshot (spec.memorySnapshot)", bool(os.environ.get(env.SNAPSHOT_DIR))),
-    ):
-        if is_asked:
-            raise UsageError(
-                f"{what} does not work with strategy {type(described).__name__} so far. Leave one of them out."
-            )
+    refuse(
+        f"{{}} does not work with strategy {type(settings.strategy).__name__} so far. Leave one of them out.",
+        {
+            'reduction="exact"': settings.reduction == "exact",
+            "scaler": settings.scaler is not None,
+            "batch_per_rank": settings.batch_per_rank is not None,
+            "noise_scale": settings.noise_scale,
+            "data that is a stream": is_stream,
+            "regroup.mesh()": group_size > 1,
+            "A memory snapshot (spec.memorySnapshot)": bool(os.environ.get(env.SNAPSHOT_DIR)),
+        },
+    )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regroup.checkpoint import shards, staging, store
-from regroup.checkpoint.checkpointer import Checkpointer
+from regroup.checkpoint.checkpointer import Checkpointer, Origin
 from regroup.checkpoint.staging import Copy, Staging, pieces
 from regroup.protocol.state import StatePair
 from regroup.state.training import TrainingState
@@ -319,7 +319,7 @@ class Trained:
     def save(self, step: int) -> None:
         pair = StatePair(1, step)
         tree = self.state.saved_tree()
-        assert self.checkpointer.save(tree, pair=pair, generation=1, uid="a", parent_generation=0, start_step=0)
+        assert self.checkpointer.save(tree, pair=pair, origin=Origin(1, "a", 0, 0))
 
     def saved_weight(self, step: int) -> torch.Tensor:
         assert self.checkpointer.wait(30)
@@ -412,7 +412,7 @@ def test_commit_does_not_wait_for_a_write_that_waits_for_that_commit(
 
     for step in (1, 2):
         assert process.checkpointer.save(
-            process.state.saved_tree(), pair=StatePair(1, step), generation=1, uid="a", parent_generation=0, start_step=0,
+            process.state.saved_tree(), pair=StatePair(1, step), origin=Origin(1, "a", 0, 0),
             acknowledged=is_acknowledged,
         )  # fmt: skip
         assert asked.wait(10), "the data of step 1 is durable"

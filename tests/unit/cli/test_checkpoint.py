@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from regroup.checkpoint import Checkpointer
+from regroup.checkpoint.checkpointer import Origin
 from regroup.checkpoint.errors import skipped
 from regroup.checkpoint.store import COMMIT
 from regroup.protocol.state import StatePair
@@ -23,7 +24,7 @@ def write(directory: Path, step: int, generation: int = 1) -> None:
     checkpointer = Checkpointer(str(directory), 0.0, "job")
     tree = {"model": {"weight": torch.arange(1000.0)}, "optimizer": {}, "state": {"n": {"step": step}}}
     pair = StatePair(generation, step)
-    assert checkpointer.save(tree, pair=pair, generation=generation, uid="abcdefgh", parent_generation=0, start_step=0)
+    assert checkpointer.save(tree, pair=pair, origin=Origin(generation, "abcdefgh", 0, 0))
     assert checkpointer.wait(30)
     assert checkpointer.problem is None
 

@@ -1,11 +1,22 @@
 """Whose state a generation continues from: the traces H2, H3, H4, H5 and MAD of docs/design/protocol.md, on the real code."""
 
+import json
 from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, beginner, decide, odd_strides, shared_gpu
+from regroup.generation.adoption import (
+    Arrival,
+    Block,
+    Copy,
+    Fallback,
+    Refuse,
+    beginner,
+    decide,
+    odd_strides,
+    shared_gpu,
+)
 from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
 from regroup.protocol.state import StatePair
 
@@ -423,3 +434,19 @@ def test_ranks_whose_parameters_lie_in_different_orders(
 )
 def test_ranks_on_one_gpu(gpus: list[str], want: tuple[int, int] | None) -> None:
     assert shared_gpu([Arrival.from_json(Arrival(None, 0, 0, gpu=one).to_json()) for one in gpus]) == want
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        Arrival(None, 0, 0),
+        Arrival(
+            StatePair(2, 7), 2, 3, block=Block(7, 1, "eval", complete=True), ended=True, from_snapshot=True, is_backup=True,
+            group_size=2, pending=((3, StatePair(2, 7)),), record=[1, None], seed=5,
+            snapshots=(StatePair(2, 6), StatePair(1, 4)), strides=9, gpu="GPU-0/1",
+        ),
+    ],
+    ids=["nothing", "all"],
+)  # fmt: skip
+def test_arrival_is_the_same_after_it_was_gathered(arrival: Arrival) -> None:
+    assert Arrival.from_json(json.loads(json.dumps(arrival.to_json()))) == arrival

@@ -18,7 +18,7 @@ from regroup.parallel.strategy import Share, Word
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 from regroup.step import Step
-from regroup.transaction.commit import Committer, exchange
+from regroup.transaction.commit import Committer, Extras, exchange
 from regroup.transaction.header import Row
 from tests.unit.parallel.ranks import Ranks
 from tests.unit.transaction.test_host_syncs import member
@@ -115,7 +115,7 @@ def measure(world_size: int, *, num_virtual: int, steps: int, monkeypatch: pytes
         state = TrainingState(model, optimizer, {}, None)
         strategy = DataParallel(model, state.optimizer, plan, measures=True)
         memory = Memory(state, plan, None, groups.rank)
-        committer = Committer(member(groups), strategy, state, plan, memory, lambda *_: None, noise=noise)
+        committer = Committer(member(groups), strategy, state, plan, memory, lambda *_: None, Extras(noise=noise))
         committer.total = steps
         committer.begin_generation()
         feed = make_feed(source, plan)

@@ -228,10 +228,11 @@ def test_other_tokens_than_those_of_the_queries_can_be_attended_to() -> None:
 def test_kernels_on_gpus_are_called_as_torch_declares_them(kernel: Kernel, dtype: torch.dtype, tokens: int) -> None:
     """On no device, where torch only says what shapes it would return: that is all that can be known without a GPU."""
     query, key, value = (torch.empty(2, 3, tokens, 16, dtype=dtype, device="meta") for _ in range(3))
-    mixed, logsumexp, rest = kernel.forward(query, key, value, True, 0.3)
+    found = kernel.forward(query, key, value, True, 0.3)
+    mixed, logsumexp = found.output, found.logsumexp
     assert (mixed.shape, logsumexp.shape, logsumexp.dtype) == (query.shape, query.shape[:3], torch.float32)
     merged = torch.logaddexp(logsumexp, logsumexp)
-    for gradient in kernel.backward(mixed, query, key, value, mixed, merged, rest, False, 0.3):
+    for gradient in kernel.backward(mixed, query, key, value, found._replace(logsumexp=merged), False, 0.3):
         assert (gradient.shape, gradient.dtype) == (query.shape, dtype)
 
 

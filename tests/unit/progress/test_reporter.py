@@ -7,7 +7,7 @@ import torch
 
 from regroup.data import SamplePlan
 from regroup.generation.watcher import Watcher
-from regroup.progress.reporter import Attempts, Reporter
+from regroup.progress.reporter import Attempts, Progress, Reporter
 from regroup.protocol import local
 from regroup.state.durable import Durable
 from regroup.state.memory import Memory
@@ -72,7 +72,7 @@ def test_each_commit_says_what_the_snapshots_cover() -> None:
     reporter = make_reporter(agent)
     for step in (5, 6):
         reporter.begin_step(step - 1)
-        reporter.committed(step, 0.5, step - 1, 20, snapshot_step=step - 3)
+        reporter.committed(Progress(step, 0.5, step - 1, 20, snapshot_step=step - 3))
     told = [one for one in agent.told if isinstance(one, local.Committed)]
     assert [(one.step, one.snapshot_step, one.first_step_ms is None) for one in told] == [(5, 2, False), (6, 3, True)]
 
@@ -97,7 +97,7 @@ def test_late_copies_are_reported_each_time_and_printed_once(capsys: pytest.Capt
     reporter = make_reporter(agent, cast(Durable, durable))
     for step in (5, 6, 7):
         reporter.begin_step(step - 1)
-        reporter.committed(step, 0.5, step - 1, 20)
+        reporter.committed(Progress(step, 0.5, step - 1, 20))
         reporter.say_late()
         durable.saved = {"generation": 1, "step": 5, "directory": "g1-s5"}
     told = [one.checkpoints_late for one in agent.told if isinstance(one, local.Committed)]
@@ -109,7 +109,7 @@ def test_checkpoint_that_is_written_after_the_last_step_is_told() -> None:
     agent, durable = Agent(), Saves()
     reporter = make_reporter(agent, cast(Durable, durable))
     reporter.begin_step(4)
-    reporter.committed(5, 0.5, 4, 20)
+    reporter.committed(Progress(5, 0.5, 4, 20))
     reporter.saved()
     assert len(agent.told) == 1, "nothing was saved"
     durable.saved = {"generation": 1, "step": 5, "directory": "g1-s5"}

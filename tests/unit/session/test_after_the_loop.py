@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -428,3 +430,31 @@ def test_process_that_rehearses_when_the_end_comes_ends_its_rehearsal(place: Pla
                 step.commit()
     assert rehearsed == [True]
     assert (job.outcome, job.step, job.rank) == ("Complete", STEPS, 2)
+
+
+# --- the job ends in another way ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_collective", [False, True], ids=["in its loop", "in a collective"])
+@pytest.mark.parametrize("outcome", ["Failed", "Released"])
+def test_job_that_ends_without_this_process_raises(place: Place, outcome: str, with_collective: bool) -> None:
+    place.agent.says = [local.StopLocally(outcome)]
+    run = place.again()
+
+    def script() -> None:
+        with run.job as job:
+            if with_collective:
+                for attempt in job.collective("count"):
+                    with attempt:
+                        pass
+            list(job.steps(STEPS))
+
+    with pytest.raises(regroup.JobEnded) as ended:
+        script()
+    assert (ended.value.outcome, run.job.outcome) == (outcome, outcome)
+
+
+def test_script_that_does_not_catch_the_end_of_its_job_exits_with_0() -> None:
+    script = "from regroup.errors import JobEnded; raise JobEnded('Failed')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

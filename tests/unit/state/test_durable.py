@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from regroup.checkpoint import Checkpointer, CheckpointError, store
+from regroup.checkpoint.checkpointer import Origin
 from regroup.data import SamplePlan
 from regroup.protocol.state import StatePair
-from regroup.state.durable import Durable, Origin, patience_s
+from regroup.state.durable import Durable, patience_s
 from regroup.state.training import TrainingState
 from tests.builders.checkpoints import build, flat, make, save, train
 from tests.trainer.dead_volume import DeadVolume
@@ -236,9 +237,7 @@ def test_plain_python_begins_with_the_checkpoint_that_is_named_until_it_has_one_
     there, here = tmp_path / "there", tmp_path / "here"
     state = TrainingState(model, optimizer, {})
     checkpointer = make(there)
-    checkpointer.save(
-        state.saved_tree(), pair=StatePair(4, 60), generation=4, uid="a", parent_generation=3, start_step=50
-    )
+    checkpointer.save(state.saved_tree(), pair=StatePair(4, 60), origin=Origin(4, "a", 3, 50))
     assert checkpointer.wait(30)
     monkeypatch.setenv("REGROUP_CHECKPOINT_DIR", str(here))
     monkeypatch.setenv("REGROUP_RESUME_FROM", str(there / "step-60.g4-a"))

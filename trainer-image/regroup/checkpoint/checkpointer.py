@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,16 @@ class _Copied(NamedTuple):
 
     tensors: Mapping[str, torch.Tensor]
     changed: str | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The generation that a checkpoint is written in, and where that began."""
+
+    generation: int
+    uid: str
+    parent_generation: int
+    start_step: int
 
 
 class Checkpointer:
@@ -131,10 +142,7 @@ class Checkpointer:
         tree: Tree,
         *,
         pair: StatePair,
-        generation: int,
-        uid: str,
-        parent_generation: int,
-        start_step: int,
+        origin: Origin,
         digest: str = "",
         acknowledged: Callable[[], bool] | None = None,
         part: tuple[int, int] | None = None,
@@ -144,14 +152,13 @@ class Checkpointer:
         one is not durable yet, and it was not cancelled. While the last one waits for its ranks, or old checkpoints are being
         deleted, the new one is copied, and waits for the writer thread.
 
-        generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
-        the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
-        about 50 times a second, once the data is durable: True when every rank has committed this step; None: there is
-        no other rank. It is asked until that is so, however long a step takes, or until `cancel`: the caller calls that where
-        nobody will commit on this state. part: (inner index, size) in a model group: each of its processes saves its own part
-        of one state at the same step, on one volume, and the first one makes the checkpoint of them. It waits
-        `parts_within_s` for the parts of the others. What goes wrong is in `problem`; nothing is raised but for a tree that
-        cannot be saved (CheckpointError, which names the entry).
+        origin: the generation that this process is a member of; pair: the state's; digest: of the samples (SamplePlan.digest).
+        `acknowledged` is asked from another thread, about 50 times a second, once the data is durable: True when every rank has
+        committed this step; None: there is no other rank. It is asked until that is so, however long a step takes, or until
+        `cancel`: the caller calls that where nobody will commit on this state. part: (inner index, size) in a model group: each of
+        its processes saves its own part of one state at the same step, on one volume, and the first one makes the checkpoint of
+        them. It waits `parts_within_s` for the parts of the others. What goes wrong is in `problem`; nothing is raised but for a
+        tree that cannot be saved (CheckpointError, which names the entry).
         """
         if self._host_of is not None:
             if not self._host_of.is_set():
@@ -162,16 +169,16 @@ class Checkpointer:
         copy = self._staging.start(tensors)
         record = Commit(
             job_uid=self._job_uid,
-            generation=generation,
+            generation=origin.generation,
             step=pair.step,
             state_generation=pair.generation,
-            parent_generation=parent_generation,
-            start_step=start_step,
+            parent_generation=origin.parent_generation,
+            start_step=origin.start_step,
             digest=digest,
         )
         cancelled = self._host_of = threading.Event()
         self._cancelled = [*self._cancelled[-1:], cancelled]
-        name = name_of(generation, pair.step, uid)
+        name = name_of(origin.generation, pair.step, origin.uid)
         self._again = False
         copied: Future[_Copied] = Future()
         write = partial(self._write, name, structure, copied, record, acknowledged, cancelled, part, parts_within_s)

@@ -5,12 +5,14 @@ clock, no tensors. The traces H2, H3, H4, H5, H8 and MAD in docs/design/protocol
 (tests/unit/generation/test_adoption.py); the bytes move in `transfer`.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, TypeVar
 
-from regroup.protocol.document import Document, MemberSeal
+from regroup.protocol.document import Document, MemberSeal, OlderGeneration
 from regroup.protocol.state import StatePair
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,62 +67,18 @@ class Arrival:
     """The GPU that it computes on (`accelerator.identity`); empty: none, or one that it may share."""
 
     def to_json(self) -> list[Any]:
-        """Return the form in which it is gathered."""
-        block = None if self.block is None else astuple(self.block)
-        return [
-            self.state,
-            self.state_adopted,
-            self.agent_adopted,
-            block,
-            self.ended,
-            self.from_snapshot,
-            self.is_backup,
-            self.torn,
-            self.group_size,
-            self.pending,
-            self.record,
-            self.seed,
-            self.snapshots,
-            self.strides,
-            self.gpu,
-        ]
+        """Return the form in which it is gathered: the values of the fields, in their order."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return [astuple(value) if isinstance(value, Block) else value for value in values]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Arrival":
-        (
-            state,
-            state_adopted,
-            agent_adopted,
-            block,
-            ended,
-            from_snapshot,
-            is_backup,
-            torn,
-            group_size,
-            pending,
-            record,
-            seed,
-            snapshots,
-            strides,
-            gpu,
-        ) = data
-        return cls(
-            None if state is None else StatePair(*state),
-            state_adopted,
-            agent_adopted,
-            None if block is None else Block(*block),
-            ended,
-            from_snapshot,
-            is_backup,
-            torn,
-            group_size,
-            tuple((generation, StatePair(*base)) for generation, base in pending),
-            record,
-            seed,
-            tuple(StatePair(*pair) for pair in snapshots),
-            strides,
-            gpu,
-        )
+        values = dict(zip((field.name for field in fields(cls)), data, strict=True))
+        for name, kind in (("state", StatePair), ("block", Block)):
+            values[name] = None if values[name] is None else kind(*values[name])
+        values["pending"] = tuple((generation, StatePair(*base)) for generation, base in values["pending"])
+        values["snapshots"] = tuple(StatePair(*pair) for pair in values["snapshots"])
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -156,14 +114,12 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
 
     Walks `document.older`, newest first, until a generation is found whose state is certainly here, or certainly gone.
     """
-    by_pod: dict[str, list[Arrival]] = {}
-    for rank, arrival in enumerate(arrivals):
-        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append(arrival)
+    by_pod = group_by_pod(document, arrivals)
     best = _best(arrivals)
     rolled_back = False
     may_copy: list[str] = []
     """Members of generations that never stepped: they may have copied the state of an older one (rule COPIES)."""
-    for older in sorted(document.older, key=lambda generation: -generation.number):
+    for older in newest_first(document):
         number = older.number
         present = [arrival for uid in older.pod_uids for arrival in by_pod.get(uid, ())]
         if any(_is_witness(a, number) for a in present):
@@ -182,8 +138,8 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
             break
         gone = set(document.lost) | {uid for uid in older.pod_uids if uid in by_pod} | {seal.pod_uid for seal in seals}
         missing = [uid for uid in older.pod_uids if uid not in gone]
-        if any(a.agent_adopted < number for a in present) or any(seal.adopted < number for seal in seals):
-            may_copy += missing  # one member never adopted it, so it never committed a step
+        if never_stepped(number, present, seals):
+            may_copy += missing
             continue
         missing = sorted({*missing, *may_copy})
         if missing:
@@ -200,6 +156,25 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
         return Fallback(fallback, rolled_back)
     assert best is not None  # somebody present holds a state, or `best` was compared with a seal
     return Copy(best.source, best.state, rolled_back)
+
+
+def group_by_pod(document: Document, arrivals: Sequence[T]) -> dict[str, list[T]]:
+    """Return what each worker's processes bring, by its pod's UID. `arrivals` is by rank."""
+    by_pod: dict[str, list[T]] = {}
+    for rank, arrival in enumerate(arrivals):
+        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append(arrival)
+    return by_pod
+
+
+def newest_first(document: Document) -> list[OlderGeneration]:
+    """Return the older generations in the order in which their states are looked for."""
+    return sorted(document.older, key=lambda generation: -generation.number)
+
+
+def never_stepped(number: int, present: Iterable[Arrival], seals: Iterable[MemberSeal]) -> bool:
+    """Rule COPIES: return whether a member never adopted the generation, which then never committed a step. Its other members may
+    have copied the state of an older one."""
+    return any(one.agent_adopted < number for one in present) or any(seal.adopted < number for seal in seals)
 
 
 def beginner(arrivals: Sequence[Arrival], reader: int) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 from regroup.protocol.document import Document, OlderGeneration
 from regroup.protocol.state import StatePair
 
-from .adoption import Arrival, Refuse
+from .adoption import Arrival, Refuse, group_by_pod, never_stepped, newest_first
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decisi
         return Refuse(
             "The workers split the model differently. Run one script, with one regroup.mesh(), in all workers."
         )
-    by_pod: dict[str, list[tuple[int, Arrival]]] = {}
-    for rank, arrival in enumerate(arrivals):
-        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append((rank % size, arrival))
+    by_pod = group_by_pod(document, [(rank % size, arrival) for rank, arrival in enumerate(arrivals)])
     below: StatePair | None = None
     best = _newest_snapshots(arrivals, size)
     applied = sorted({arrival.state for arrival in arrivals if arrival.state is not None}, reverse=True)
@@ -140,7 +138,7 @@ def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StateP
     """Rules WITNESS and INNER: return the workers that are not here and may hold the part of `index` of a newer state than those
     here do. `below` a state that is certainly gone: who holds that one knows of no older one."""
     may_copy: list[str] = []
-    for older in sorted(document.older, key=lambda one: -one.number):
+    for older in newest_first(document):
         number = older.number
         present = [one for uid in older.pod_uids for one in by_pod.get(uid, ())]
         if any(
@@ -153,10 +151,8 @@ def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StateP
             return ()
         asked = [uid for uid in older.pod_uids if index in _indexes_of(older, uid, document, size)]
         seals = [seal for seal in document.seals if seal.pod_uid in older.pod_uids and seal.left_up_to >= number]
-        if any(arrival.agent_adopted < number for _, arrival in present) or any(
-            seal.adopted < number for seal in seals
-        ):
-            may_copy += asked  # one member never adopted it, so it never committed a step
+        if never_stepped(number, (arrival for _, arrival in present), seals):
+            may_copy += asked
             continue
         empty = {seal.pod_uid for seal in seals if seal.state is None or seal.is_backup}
         missing = {uid for uid in (*asked, *may_copy) if uid not in by_pod and uid not in document.lost}

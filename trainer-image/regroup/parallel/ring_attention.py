@@ -28,14 +28,24 @@ _ALIGNED_LSE = 32
 """The logsumexp of the memory-efficient kernel has a multiple of so many tokens."""
 
 
+class Attended(NamedTuple):
+    """What attention gives."""
+
+    output: torch.Tensor
+    logsumexp: torch.Tensor
+    """[b, h, t]"""
+    rest: Any
+    """What else the kernel's backward takes back: that of any block does."""
+
+
 class Kernel(NamedTuple):
     """Attention between queries and one block. Heads of queries, keys and values are equally many, and so are their sizes."""
 
-    forward: Callable[..., tuple[torch.Tensor, torch.Tensor, Any]]
-    """Takes query, key, value, causal, scale. Returns the output, the logsumexp [b, h, t], and what its backward takes back."""
+    forward: Callable[..., Attended]
+    """Takes query, key, value, causal and scale."""
     backward: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    """Takes the output's gradient, query, key, value, output and logsumexp of all blocks, what forward gave for some block, causal
-    and scale. Returns the gradients of query, key and value."""
+    """Takes the output's gradient, query, key, value, what attention to all blocks gave, causal and scale. Returns the gradients
+    of query, key and value."""
 
 
 def ring_attention(
@@ -119,6 +129,7 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Keys and values go round again. Their gradients go from each rank to that which has the tokens, where they are summed."""
         query, own, mixed, logsumexp = ctx.saved_tensors
+        found = Attended(mixed, logsumexp, ctx.rest)
         num, at, causal = ctx.mesh.size(), ctx.mesh.get_local_rank(), ctx.causal
         gradient, wide = gradients[0].contiguous(), torch.promote_types(query.dtype, torch.float32)
         of_query, of_own = torch.zeros_like(query, dtype=wide), torch.zeros_like(own, dtype=wide)
@@ -128,7 +139,7 @@ class _RingAttention(torch.autograd.Function):
             if block is not None:
                 key, value = _to_each_head(block, query)
                 of_some, of_key, of_value = ctx.kernel.backward(
-                    gradient, query, key, value, mixed, logsumexp, ctx.rest, causal and source == at, ctx.scale
+                    gradient, query, key, value, found, causal and source == at, ctx.scale
                 )
                 of_query += of_some
                 of_block = torch.stack([_summed_by_head(one, block[0], wide) for one in (of_key, of_value)])
@@ -194,43 +205,44 @@ def _summed_by_head(gradient: torch.Tensor, like: torch.Tensor, dtype: torch.dty
 # --- the kernels -----------------------------------------------------------------------------------------------------
 
 
-def _forward_on_cpu(query: Any, key: Any, value: Any, causal: bool, scale: float) -> tuple[Any, Any, Any]:
+def _forward_on_cpu(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Attended:
     mixed, logsumexp = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
-    return mixed, logsumexp, None
+    return Attended(mixed, logsumexp, None)
 
 
 def _backward_on_cpu(
-    gradient: Any, query: Any, key: Any, value: Any, mixed: Any, lse: Any, _: Any, causal: bool, scale: float
+    gradient: Any, query: Any, key: Any, value: Any, found: Attended, causal: bool, scale: float
 ) -> Any:
     return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, mixed, lse, 0.0, causal, scale=scale
+        gradient, query, key, value, found.output, found.logsumexp, 0.0, causal, scale=scale
     )
 
 
-def _forward_flash(query: Any, key: Any, value: Any, causal: bool, scale: float) -> tuple[Any, Any, Any]:
+def _forward_flash(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Attended:
     mixed, logsumexp, *rest, _ = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
-    return mixed, logsumexp, rest
+    return Attended(mixed, logsumexp, rest)
 
 
 def _backward_flash(
-    gradient: Any, query: Any, key: Any, value: Any, mixed: Any, lse: Any, rest: Any, causal: bool, scale: float
+    gradient: Any, query: Any, key: Any, value: Any, found: Attended, causal: bool, scale: float
 ) -> Any:
-    *lengths, seed, offset = rest
+    mixed, lse, (*lengths, seed, offset) = found
     return _aten._scaled_dot_product_flash_attention_backward(
         gradient, query, key, value, mixed, lse.contiguous(), *lengths, 0.0, causal, seed, offset, scale=scale
     )
 
 
-def _forward_efficient(query: Any, key: Any, value: Any, causal: bool, scale: float) -> tuple[Any, Any, Any]:
+def _forward_efficient(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Attended:
     mixed, logsumexp, *rest = _aten._scaled_dot_product_efficient_attention(
         query, key, value, None, True, 0.0, causal, scale=scale
     )
-    return mixed, logsumexp[..., : query.shape[2]], rest
+    return Attended(mixed, logsumexp[..., : query.shape[2]], rest)
 
 
 def _backward_efficient(
-    gradient: Any, query: Any, key: Any, value: Any, mixed: Any, lse: Any, rest: Any, causal: bool, scale: float
+    gradient: Any, query: Any, key: Any, value: Any, found: Attended, causal: bool, scale: float
 ) -> Any:
+    mixed, lse, rest = found
     lse = pad(lse, (0, -lse.shape[-1] % _ALIGNED_LSE), value=float("inf")).contiguous()  # as its forward does
     return _aten._scaled_dot_product_efficient_attention_backward(
         gradient, query, key, value, None, mixed, lse, *rest, 0.0, [True, True, True, False], causal, scale=scale

@@ -6,7 +6,7 @@ Owns the figures that are not part of the training state. In plain `python` it t
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from regroup.data import SamplePlan
 from regroup.generation.watcher import Watcher
@@ -41,6 +41,28 @@ class Attempts:
         self._newest = index
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is after a commit. `step`: number of committed steps."""
+
+    step: int
+    loss: float | None
+    reportable: int
+    """Number of steps that all ranks are certain to hold (rule ACK)."""
+    total: int | None
+    """Number of steps that the script asks for."""
+    waited_s: float = 0.0
+    """Seconds that were waited for other ranks in this generation, in all."""
+    empty: bool = False
+    """This rank's share of the step was empty."""
+    snapshot_step: int | None = None
+    """Every worker has this step in its memory snapshot."""
+    times: Sequence[float] = ()
+    """`Laps.sums` of the step."""
+    noise_scale: float | None = None
+    """As far as it is known."""
+
+
 class Reporter:
     """One job's reports. Steps are numbers of committed steps, unless they are called index."""
 
@@ -70,47 +92,23 @@ class Reporter:
     def begin_step(self, index: int) -> None:
         self._attempts.begin(index)
 
-    def committed(
-        self,
-        step: int,
-        loss: float,
-        reportable: int,
-        total: int | None,
-        *,
-        waited_s: float = 0.0,
-        empty: bool = False,
-        snapshot_step: int | None = None,
-        times: Sequence[float] = (),
-        noise_scale: float | None = None,
-    ) -> None:
-        """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
-        `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was.
-        `snapshot_step`: every worker has it in its memory snapshot. `times`: `Laps.sums` of the step.
-        `noise_scale`: as far as it is known."""
+    def committed(self, progress: Progress) -> None:
+        """Report a step that was committed."""
         if self._watcher is None:
             return
-        self._noise_scale = noise_scale
-        if times:
-            self._smoothed.add(times)
-        first_step_ms = self._pace.committed(time.monotonic(), waited_s)
+        self._noise_scale = progress.noise_scale
+        if progress.times:
+            self._smoothed.add(progress.times)
+        first_step_ms = self._pace.committed(time.monotonic(), progress.waited_s)
         if first_step_ms is None:
-            self._send(step, reportable, total, loss=loss, empty=empty, snapshot_step=snapshot_step)
+            self._send(progress)
             return
-        self._send(
-            step,
-            reportable,
-            total,
-            loss=loss,
-            first_step_ms=first_step_ms,
-            steps_redone=self._attempts.redone,
-            empty=empty,
-            snapshot_step=snapshot_step,
-        )
-        self._attempts.told(step - 1)
+        self._send(progress, first_step_ms, self._attempts.redone)
+        self._attempts.told(progress.step - 1)
 
     def finished(self, step: int, loss: float | None) -> None:
         """The last step is committed on all ranks. Its loss is said again: a step without one had a loss that is no number."""
-        self._send(step, step, step, loss=loss)
+        self._send(Progress(step, loss, reportable=step, total=step))
         if self._watcher is not None:
             self._watcher.send(local.FinishedLocally(self._generation, step))
 
@@ -130,30 +128,21 @@ class Reporter:
         if now != last:
             self._watcher.send(replace(now, first_step_ms=None, steps_redone=0))
 
-    def _send(
-        self,
-        step: int,
-        reportable: int,
-        total: int | None,
-        *,
-        loss: float | None = None,
-        first_step_ms: float | None = None,
-        steps_redone: int = 0,
-        empty: bool = False,
-        snapshot_step: int | None = None,
-    ) -> None:
+    def _send(self, progress: Progress, first_step_ms: float | None = None, steps_redone: int = 0) -> None:
         if self._watcher is None:
             return
         # What only the first commit of a generation says must not be replaced by the next one's report.
-        send = self._watcher.send_soon if first_step_ms is None and step != total else self._watcher.send
+        send = (
+            self._watcher.send_soon if first_step_ms is None and progress.step != progress.total else self._watcher.send
+        )
         self._last = local.Committed(
             generation=self._generation,
-            step=step,
-            reportable_step=reportable,
-            loss=loss if loss is not None and math.isfinite(loss) else None,
-            samples=self._plan.samples(reportable),
-            digest=self._plan.digest(reportable),
-            total_steps=total,
+            step=progress.step,
+            reportable_step=progress.reportable,
+            loss=progress.loss if progress.loss is not None and math.isfinite(progress.loss) else None,
+            samples=self._plan.samples(progress.reportable),
+            digest=self._plan.digest(progress.reportable),
+            total_steps=progress.total,
             samples_per_second=self._pace.steps_per_s(self._plan.step_samples),
             first_step_ms=first_step_ms,
             steps_redone=steps_redone,
@@ -162,8 +151,8 @@ class Reporter:
             checkpoints_late=self._durable.late(),
             step_s=_rounded(self._pace.step_s),
             longest_s=_rounded(self._pace.longest_s),
-            empty=empty,
-            snapshot_step=snapshot_step,
+            empty=progress.empty,
+            snapshot_step=progress.snapshot_step,
             snapshot_problem=self._memory.problem,
             snapshots_late=self._memory.late,
             times=self._smoothed.times(),

@@ -9,11 +9,11 @@ asked at all (`adoption`).
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regroup.checkpoint import Checkpointer, CheckpointInfo, store
+from regroup.checkpoint.checkpointer import Origin as Origin  # for who has a session's durable tier
 from regroup.checkpoint.shards import apart
 from regroup.data import SamplePlan
 from regroup.protocol import env
@@ -41,16 +41,6 @@ MARGIN_S = 30.0
 def patience_s(most_s: float, longest_s: float | None) -> float:
     """Return how long one checkpoint is waited for. `longest_s`: the slowest write so far; None: there was none."""
     return most_s if longest_s is None else min(most_s, max(LEAST_S, TIMES * longest_s))
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The generation that a checkpoint is written in, and where that began."""
-
-    generation: int
-    uid: str
-    parent_generation: int
-    start_step: int
 
 
 class Durable:
@@ -212,10 +202,7 @@ class Durable:
         return self.checkpointer.save(
             apart(self._state.saved_tree()),
             pair=pair,
-            generation=origin.generation,
-            uid=origin.uid,
-            parent_generation=origin.parent_generation,
-            start_step=origin.start_step,
+            origin=origin,
             digest=self._plan.digest(pair.step),
             acknowledged=None if known else lambda: self.known_by_all >= pair.step,
             part=self._part,

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,20 @@ _MAX_ROUNDS = 4
 """Of rows in one commit. A strategy has all that it needs after two; more would be a defect of ours."""
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What only some sessions ask of their commits."""
+
+    wants_checkpoint: Callable[[], bool] = lambda: False
+    """It is time for a checkpoint; asked where a model group writes it."""
+    rates: ScaledRates | None = None
+    """Multiplies the learning rates while a step is applied."""
+    uneven: bool = False
+    """Shares follow how long ranks take for theirs."""
+    noise: NoiseScale | None = None
+    """Is told of each applied step."""
+
+
 class Committer:
     """Begins and commits the steps of one job. `num_committed` counts those of the current generation."""
 
@@ -57,29 +71,23 @@ class Committer:
         plan: SamplePlan,
         memory: Memory,
         on_commit: Callable[[CommitRecord, Header, bool], None],
-        wants_checkpoint: Callable[[], bool] = lambda: False,
-        rates: ScaledRates | None = None,
-        *,
-        uneven: bool = False,
-        noise: NoiseScale | None = None,
+        extras: Extras = Extras(),
     ) -> None:
-        """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was. `wants_checkpoint`: it is
-        time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied.
-        `uneven`: shares follow how long ranks take for theirs. `noise`: what each applied step is told to."""
+        """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was."""
         self.num_committed = 0
         self.total = 0
         """Number of steps that the script asks for."""
         self.membership, self.strategy, self.plan = membership, strategy, plan
         self._state, self._memory = state, memory
-        self._on_commit, self._wants_checkpoint, self._rates = on_commit, wants_checkpoint, rates
-        self._noise = noise
+        self._on_commit, self._wants_checkpoint = on_commit, extras.wants_checkpoint
+        self._rates, self._noise = extras.rates, extras.noise
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self.laps = Laps()
         self.prescale = 2.0 ** -round(math.log2(plan.global_batch))
         """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
         about the size of a mean, where weights count samples. The same on all ranks for the job's life."""
-        self.quotas = Quotas(plan, uneven=uneven)
+        self.quotas = Quotas(plan, uneven=extras.uneven)
         self.data_ended = False
         """The step that was tried last lacks samples, on some rank: all ranks know it."""
         self._is_open = False
