@@ -60,6 +60,10 @@ class Ways:
         dist.gather(self._row, list(self.out) if self._rank == 0 else None, dst=0)
         dist.broadcast(self.out, 0)
 
+    def direct(self) -> None:
+        """An all-to-all in which each rank sends its row to each other rank: one hop."""
+        dist.all_to_all_single(self.out, self._row.repeat(self._ranks, 1))
+
     def store(self) -> None:
         """Each rank writes its row into the store and reads all."""
         self._num_stored += 1
@@ -99,7 +103,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks, timeout=_BOUND)
     ways = Ways(rank, args.ranks, PrefixStore("rows", store))
     found = {}
-    for name in ("ring", "doubling", "tree", "store"):
+    for name in ("ring", "doubling", "tree", "direct", "store"):
         found[name] = timed(getattr(ways, name), args.rounds)
         assert ways.out[:, 0].tolist() == list(range(args.ranks)), name
     if rank == 0:

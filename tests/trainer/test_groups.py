@@ -9,6 +9,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from harness.polling import until
 from regroup.errors import GroupBroken
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
+from regroup.generation.rows import TREE_RANKS
 from regroup.protocol.local import Assignment
 from tests.builders.generations import make_assignment, make_document
 
@@ -86,16 +88,8 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
     ],
 )
 def test_collective_that_fails_says_whether_a_rank_was_lost(what: str, error: str, peer: int | None) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.trainer.outcome_ranks", "3", what],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    lines = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(lines) == (3 if what == "type" else 2), ran.stderr
+    lines = run_ranks(3, what)
+    assert len(lines) == (3 if what == "type" else 2)
     assert {line["error"] for line in lines} == {error}, lines
     # All are on one host: who was connected to by the lost rank cannot tell which one that was.
     assert {line["peer"] for line in lines} <= {peer, None}, lines
@@ -103,3 +97,42 @@ def test_collective_that_fails_says_whether_a_rank_was_lost(what: str, error: st
         assert peer in {line["peer"] for line in lines}, lines
     if what == "type":
         assert all("no rank was lost: Invalid scalar type" in line["text"] for line in lines), lines
+
+
+def test_rows_along_a_tree_are_those_of_the_ring() -> None:
+    lines = run_ranks(TREE_RANKS, "rows")
+    assert sorted(line["rank"] for line in lines) == list(range(TREE_RANKS)), lines
+
+
+@pytest.mark.parametrize(
+    ("what", "errors"),
+    [
+        pytest.param("rows-killed", {"PeerLost"}, id="a rank is killed before it gives its row"),
+        pytest.param("rows-aborted", {"Aborted", "PeerLost"}, id="the groups are ended here, and a row is missing"),
+        pytest.param("given-killed", {"PeerLost", None}, id="a rank is killed once it has given its row"),
+        pytest.param("first-killed", {"PeerLost"}, id="the first rank is killed when it has all rows"),
+    ],
+)
+def test_lost_rank_ends_every_wait_for_rows_along_a_tree(what: str, errors: set[str | None]) -> None:
+    lines = run_ranks(5, what)
+    lost = 0 if what.startswith("first-") else 1
+    assert sorted(line["rank"] for line in lines) == [rank for rank in range(5) if rank != lost], lines
+    assert {line["error"] for line in lines} <= errors, lines
+    if what == "rows-aborted":  # who ends them first is taken for lost by the others
+        assert "Aborted" in {line["error"] for line in lines}, lines
+    else:
+        assert {line["peer"] for line in lines} <= {lost, None}, lines
+
+
+def run_ranks(world_size: int, what: str) -> list[dict[str, Any]]:
+    """Return what the ranks of tests.trainer.outcome_ranks said."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.trainer.outcome_ranks", str(world_size), what],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.stdout, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]

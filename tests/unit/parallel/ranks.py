@@ -86,11 +86,23 @@ class _Rank:
             assert {name for name, _ in parts} == {method}, parts
             tensor.copy_(torch.stack([part for _, part in parts]).sum(0))
         elif method == "alltoall_base":
-            output, mine, incoming, outgoing, _ = arguments
+            output, mine, incoming, outgoing, *_ = arguments
             parts = self._ranks.exchange(self.rank, (method, mine.clone().split(outgoing)))
             assert {name for name, _ in parts} == {method}, parts
             assert [len(part[self.rank]) for _, part in parts] == incoming
             output.copy_(torch.cat([part[self.rank] for _, part in parts]))
+        elif method == "gather":
+            lists, (mine,), options = arguments
+            parts = self._ranks.exchange(self.rank, (method, mine.clone()))
+            assert {name for name, _ in parts} == {method}, parts
+            assert len(lists) == (self.rank == options.rootRank)
+            for output, (_, part) in zip(lists[0] if lists else [], parts):
+                output.copy_(part)
+        elif method == "broadcast":
+            (tensor,), options = arguments
+            parts = self._ranks.exchange(self.rank, (method, tensor.clone()))
+            assert {name for name, _ in parts} == {method}, parts
+            tensor.copy_(parts[options.rootRank][1])
         else:
             assert method == "_allgather_base"
             output, mine = arguments

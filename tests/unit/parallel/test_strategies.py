@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from regroup import strategies
 from regroup.data import SamplePlan
 from regroup.errors import UsageError
+from regroup.generation import rows
 from regroup.generation.groups import Groups
 from regroup.layout import Layout
 from regroup.parallel import ddp, gradients
@@ -173,6 +174,32 @@ def test_sum_is_that_of_one_process(
         # Nothing comes too late for what travels with the rows.
         assert outcome.rounds == ([1, 1, 1] if is_small and loss is not some_unused else rounds)
     assert ("allreduce" in ranks.calls) != is_small
+
+
+@pytest.mark.parametrize(
+    ("kind", "parcel_bytes"),
+    [
+        pytest.param(DataParallel, 0, id="fast"),
+        pytest.param(DataParallel, 1 << 20, id="fast, with the rows"),
+        pytest.param(Exact, 0, id="exact"),
+    ],
+)
+def test_rows_along_a_tree_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, kind: type[DataParallel] | type[Exact], parcel_bytes: int
+) -> None:
+    """All that is gathered of each rank goes there: rows, parcels, unused parameters, sums of losses."""
+    monkeypatch.setattr(ddp, "PARCEL_BYTES", parcel_bytes)
+    by_ring = Ranks(3).run(lambda g: train(kind, Chain, some_unused, g, steps=2))
+    monkeypatch.setattr(rows, "TREE_RANKS", 3)
+    ranks = Ranks(3)
+    for got, want in zip(ranks.run(lambda g: train(kind, Chain, some_unused, g, steps=2)), by_ring):
+        assert got.rounds == want.rounds
+        for mine, wanted in zip(got.gradients, want.gradients):
+            for name, gradient in wanted.items():
+                other = mine[name]
+                assert other is gradient is None or torch.equal(cast(Any, other), cast(Any, gradient)), name
+    assert "gather" in ranks.calls
+    assert ("_allgather_base" in ranks.calls) == (kind is Exact), "the gradients of an exact sum are no rows"
 
 
 @pytest.mark.parametrize("loss", [plain, shared_in_checkpoints, some_unused])

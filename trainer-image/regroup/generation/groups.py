@@ -30,6 +30,7 @@ from . import nccl
 from .adoption import Arrival
 from .backends import Backend, let_go, wait_ended
 from .origins import collective, pass_others_on
+from .pauses import pause_s
 from .peers import Peers
 from .sockets import Sockets, device_alone
 
@@ -452,12 +453,11 @@ class Groups:
         # for ever. The end of a slice changes nothing about the collective, and raises, too. On a GPU, NCCL may notice a lost
         # rank late or never, and its abort may not end.
         work, backend = pending
-        pauses = nccl.pauses()
         lost_since_s: float | None = None
-        looked_s = time.monotonic()
+        now_s = began_s = looked_s = time.monotonic()
         while not self.is_completed(work):
             if backend.on_gpu:
-                time.sleep(next(pauses))
+                time.sleep(pause_s(now_s - began_s))
             else:
                 try:
                     work.wait(_SLICE)

@@ -19,10 +19,13 @@ from regroup.protocol.local import Assignment
 
 from .broadcast import from_rank
 from .groups import FORGOTTEN_S, Groups, Part, Pending
+from .pauses import pause_s
 
 COPIES = "copies"
 """Name of the link on which versions go to the standby."""
-_SHORTEST_S, _LONGEST_S = 0.0001, 0.002
+_LONGEST_S = 0.002
+_LOOK_S = 0.02
+"""Nobody is taken to be gone any sooner: most answers come by then."""
 
 
 def name_of(rank: int) -> str:
@@ -90,13 +93,15 @@ class Pauses:
 
     def __init__(self, groups: Groups | None) -> None:
         self._groups = groups
-        self._pause_s = _SHORTEST_S
         self._lost_since_s: float | None = None
+        self._idle_since_s: float | None = None
+        """Since when nothing has come."""
         self._began_s: float | None = None
         """Since when this process has been waiting for others."""
 
     def end(self) -> None:
         """It waits no more."""
+        self._idle_since_s = None
         if self._groups is not None and self._began_s is not None:
             self._groups.waited_s += time.monotonic() - self._began_s
             self._groups.waits_since_s = self._began_s = None
@@ -105,15 +110,16 @@ class Pauses:
         """Sleep, if nothing has come. Raises PeerLost where a connection has ended and its messages do not fail, as gloo may forget
         them, and Aborted."""
         if not idle:
-            self._pause_s = _SHORTEST_S
             self.end()
             return
+        now_s = time.monotonic()
         if self._groups is not None and self._groups.waits_since_s is None:
-            self._began_s = self._groups.waits_since_s = time.monotonic()
-        time.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+            self._began_s = self._groups.waits_since_s = now_s
+        self._idle_since_s = now_s if self._idle_since_s is None else self._idle_since_s
+        waited_s = now_s - self._idle_since_s
+        time.sleep(pause_s(waited_s, _LONGEST_S))
         groups = self._groups
-        if groups is None or self._pause_s < _LONGEST_S:
+        if groups is None or waited_s < _LOOK_S:
             return
         groups.check()
         if groups.sockets.lost() is None:

@@ -7,7 +7,7 @@ and what was chosen, is in docs/design/adr/0026-nccl.md; what ran on a GPU, and 
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from regroup.errors import PeerLost, UsageError
 from regroup.protocol import env
 
 from .backends import Backend
+from .pauses import pause_s
 
 CONNECT_S = 300
 """Bound for the connection of the GPUs, and for each other call in which NCCL connects or ends something. The operator ends a
@@ -26,9 +27,6 @@ generation earlier (adoptTimeoutSeconds, 60 at first); this is for what an abort
 ENDING = 2
 """How many older communicators may still be ending while the next one forms; further ones are waited for. Each of them holds memory
 of the GPU until it has ended. 0: a communicator forms only when none is ending, should NCCL hang otherwise."""
-POLL_S = 0.001
-"""Longest pause between two questions whether a collective has ended on the GPU."""
-_FIRST_POLL_S = 0.00005
 _FOREVER = timedelta(days=30)
 
 OURS: Mapping[str, str] = {
@@ -133,9 +131,10 @@ def connect(backend: Backend, tensor: torch.Tensor, is_completed: Callable[[Work
     began_s = time.monotonic()
     work = backend.launch("allreduce", [tensor])
     while not is_completed(work):
-        if time.monotonic() - began_s > CONNECT_S:
+        waited_s = time.monotonic() - began_s
+        if waited_s > CONNECT_S:
             raise PeerLost(f"The GPUs of all ranks are not connected after {CONNECT_S} s.")
-        time.sleep(POLL_S)
+        time.sleep(pause_s(waited_s))
     finish(backend, work)
 
 
@@ -145,14 +144,6 @@ def with_work(arguments: Sequence[Any]) -> None:
     for argument in arguments:
         if hasattr(argument, "asyncOp"):
             argument.asyncOp = True
-
-
-def pauses() -> Iterator[float]:
-    """Yield the pauses between two questions, in seconds: short at first, for what is about to end."""
-    pause_s = _FIRST_POLL_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, POLL_S)
 
 
 def finish(backend: Backend, work: Work) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups, Part, Pending
+from regroup.generation.rows import Rows
 
 from .host import Scalar, to_host
 
@@ -116,8 +117,7 @@ class Buffers:
         mine = torch.zeros(len(names), dtype=torch.uint8)
         for i, name in enumerate(names):
             mine[i] = name in changed
-        theirs = torch.zeros(self._groups.world_size, len(names), dtype=torch.uint8)
-        self._groups.wait([self._groups.launch("_allgather_base", theirs.view(-1), mine, control=True)])
+        theirs = Rows(self._groups, mine).wait()
         new = [name for name, any_ in zip(names, theirs.amax(0).tolist()) if any_]
         if not new:
             return

@@ -21,6 +21,7 @@ from regroup.checkpoint.shards import local_of
 from regroup.data import SamplePlan
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups, Part, Pending
+from regroup.generation.rows import Rows
 
 from . import fsdp
 from .buffers import Buffers
@@ -515,7 +516,5 @@ class Equal:
 
 def gathered_any(groups: Groups | Part, mine: bytes) -> bytes:
     """Return for each place whether any rank has a 1 there. Every rank calls it. Raises what `Groups.failed` says."""
-    part = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    parts = torch.zeros(groups.world_size, len(part), dtype=torch.uint8)
-    groups.wait([groups.launch("_allgather_base", parts.view(-1), part, control=True)])
-    return bytes(parts.amax(0).tolist())
+    rows = Rows(groups, torch.frombuffer(bytearray(mine), dtype=torch.uint8)).wait()
+    return bytes(rows.amax(0).tolist())

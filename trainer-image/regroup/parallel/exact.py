@@ -12,6 +12,7 @@ import torch
 from regroup.data import ExactSum, GroupExchange, SamplePlan
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
+from regroup.generation.rows import Rows
 
 from .buffers import Buffers
 from .ddp import Equal, gathered_any
@@ -173,10 +174,14 @@ class Exact:
         self._gradients.close()
 
     def _exchange(self, *, control: bool) -> GroupExchange:
-        """Return the exchange among the generation's ranks: of tensors on the model's device, or in host memory."""
+        """Return the exchange among the generation's ranks: of tensors on the model's device, or of a few numbers."""
 
         def run(method: str, *arguments: Any) -> None:
             assert self._groups is not None  # a world of one exchanges nothing
-            self._groups.wait([self._groups.launch(method, *arguments, control=control)])
+            if control and method == "_allgather_base":
+                output, mine = arguments
+                output.copy_(Rows(self._groups, mine).wait().view(-1))
+            else:
+                self._groups.wait([self._groups.launch(method, *arguments, control=control)])
 
         return GroupExchange(run)

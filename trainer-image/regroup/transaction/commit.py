@@ -27,6 +27,7 @@ from regroup.errors import (
 from regroup.generation.edges import Edges
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership, leaves_broken
+from regroup.generation.rows import Rows
 from regroup.parallel.host import bits_of, to_host
 from regroup.parallel.noise import NoiseScale, Part
 from regroup.parallel.pipeline import Pipeline, Work, run
@@ -451,11 +452,10 @@ def gather(
     mine = torch.tensor(row.pack(), dtype=torch.int64).view(torch.uint8)
     if parcel is not None:
         mine = torch.cat([mine, parcel])
-    all_ = torch.empty(groups.world_size, len(mine), dtype=torch.uint8)
-    work = groups.launch("_allgather_base", all_.view(-1), mine, control=True)
+    coming = Rows(groups, mine)
     if meanwhile is not None:
         meanwhile()
-    groups.wait([work])
+    all_ = coming.wait()
     size = WIDTH * 8
     rows = all_[:, :size].clone().view(torch.int64)
     header = Header(tuple(Row.unpack(values) for values in rows.tolist()))
