@@ -42,12 +42,13 @@ test-cluster: venv ## Tests with a real API server, kubelets and containers, and
 # --- its parts ------------------------------------------------------------------------------------------------------
 
 .PHONY: verify
-verify: venv docs ## Check that generated files are current; check style, types and layers; build the site of docs/
+verify: venv docs ## Check that generated files are current; check style, types, layers and docstrings; build the site of docs/
 	$(PY) -m regroup_operator.generate --check
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PY) -m harness.voice
 
 .PHONY: test-unit
 test-unit: venv ## Unit tests and the model of the protocol
