@@ -165,6 +165,15 @@ def test_weight_on_the_device_is_read_with_the_loss(reduction: str) -> None:
     assert len(late) == (1 if reduction == "sum" else 1 + GLOBAL_BATCH // MICROBATCH), late
 
 
+def test_weight_on_the_device_is_that_of_its_microbatch() -> None:
+    share, count = Share(0), torch.tensor(3)
+    for v in range(2):
+        share.add(v, torch.tensor(1.0), 1.0, count)
+        count.add_(1)
+    share.tell(to_host(share.ask()))
+    assert (share.weights, share.loss_sums) == ({0: 3.0, 1: 4.0}, {0: 1.0, 1: 1.0})
+
+
 def test_weight_on_the_device_that_is_none_is_refused_in_the_commit() -> None:
     share = Share(0)
     share.add(0, torch.tensor(1.0), 1.0, torch.tensor(-1.0))

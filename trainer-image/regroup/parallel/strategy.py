@@ -63,7 +63,7 @@ class Share:
         """Take the loss and the weight of a microbatch. What is on the device is read once it is needed."""
         self.pending.append((v, loss.detach(), factor))
         if isinstance(weight, torch.Tensor):
-            self.unread[v] = weight.detach()
+            self.unread[v] = weight.detach().clone()  # a script may count in one tensor, and set it back
             weight = 0.0
         self.weights[v] = weight
 
