@@ -13,7 +13,7 @@ import yaml
 from harness import rooms
 from regroup_operator.api.conditions import TYPES
 from regroup_operator.api.status import State
-from tests.unit.words_in_code import words
+from tests.unit.words_in_code import words, yielded
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -177,7 +177,7 @@ GOOD = {
 
 def test_page_explains_every_reason() -> None:
     reasons = words("JobCondition", 2) | words("_bounded", 2) | words("Wait", 0) | words("Verdict", 0)
-    reasons |= words("SpecError", "reason")
+    reasons |= words("SpecError", "reason") | yielded("_lacks", 0)
     assert {"Connecting", "HeldBack", "Hung", "NoWitness", "NameTaken"} <= reasons
     explained = {word for _, reason, *_ in rows("condition") for word in re.findall(r"\w+", reason)}
     assert sorted(reasons - explained - GOOD - set(get_args(State))) == []
@@ -191,7 +191,7 @@ def test_page_explains_every_event() -> None:
 
 
 def test_page_explains_every_cause_of_an_incident() -> None:
-    causes = words("Announce", "cause") | words("replace", "cause") | words("worker", 2) | words("unreachable", 2)
+    causes = words("Announce", "cause") | words("replace", "cause") | words("_Finding", 2)
     assert {"Resized", "Resumed", "Stopped", "Overdue"} <= causes
     explained = {word.strip() for cause, *_ in rows("cause", "how-to/incidents.md") for word in cause.split(",")}
     assert sorted(causes - explained) == ["Started"], "the first generation is no incident"

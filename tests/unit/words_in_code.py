@@ -27,6 +27,18 @@ def words(function: str, argument: int | str) -> set[str]:
     }
 
 
+def yielded(function: str, position: int) -> set[str]:
+    """Return the words that `function` can have at this position of the tuples that it yields."""
+    return {
+        word
+        for place in _places()
+        if place.body.name == function
+        for node in ast.walk(place.body)
+        if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)
+        for word in place.words_of(node.value.elts[position])
+    }
+
+
 def _argument(call: ast.Call, argument: int | str) -> ast.expr | None:
     if isinstance(argument, int):
         return call.args[argument] if argument < len(call.args) else None
@@ -49,7 +61,7 @@ class _Place:
     """A function of a module."""
 
     module: str
-    body: ast.AST
+    body: ast.FunctionDef | ast.AsyncFunctionDef
 
     def calls(self, function: str) -> Iterator[ast.Call]:
         for node in ast.walk(self.body):
