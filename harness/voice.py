@@ -1,4 +1,4 @@
-"""Count docstrings that style.md's section "Voice" rules out: `python -m harness.voice`.
+"""Count docstrings that a reader has to decode: `python -m harness.voice`.
 
 The check reads the docstrings of modules, classes, functions and attributes in ROOMS. Tests are not read. It finds three kinds
 of faults:
