@@ -56,7 +56,7 @@ class GPT(torch.nn.Module):
         self.last = torch.nn.LayerNorm(WIDTH)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """See the class. positions: [length], of the tokens in their sequence; None: from 0 on."""
+        """Return the logits. `positions` [length] are the tokens' places in their sequence; None counts them from 0."""
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(positions)
@@ -71,7 +71,6 @@ class First(torch.nn.Module):
         self.tokens, self.positions = torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         return torch.as_tensor(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
 
 

@@ -39,7 +39,6 @@ class Block(nn.Module):
         self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         n, length, width = x.shape
         split = self.qkv(self.attention_norm(x)).view(n, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
@@ -65,7 +64,6 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             hidden = block(hidden)

@@ -70,7 +70,6 @@ class ClusterJob(SignalledJob):
     # --- its life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See Job."""
         job = self.scenario
         spec: dict[str, Any] = {}
         installation.namespace(self._kubectl, self._namespace)
@@ -96,12 +95,10 @@ class ClusterJob(SignalledJob):
         self._asking.start()
 
     def ended(self) -> str | None:
-        """See Job."""
         state = (self._status.get("summary") or {}).get("state")
         return str(state) if state in ("Succeeded", "Failed") else None
 
     def close(self) -> None:
-        """See Job."""
         self.undo.close()
         self._over.set()
         if self._asking.is_alive():
@@ -127,11 +124,11 @@ class ClusterJob(SignalledJob):
                 self._workers_of |= {p["metadata"]["uid"]: p["metadata"]["name"] for p in self._pods}
 
     def status(self) -> dict[str, Any]:
-        """See Job. As old as the last answer of the API server."""
+        """Return the status from the API server's last answer."""
         return self._status
 
     def agents(self) -> list[Agent]:
-        """See SignalledJob. Containers are found by the machine's own list of processes."""
+        """Return the agents, found in this machine's list of processes."""
         found = []
         for pod in self._pods:
             every = faults.processes(pod["metadata"]["uid"])
@@ -149,7 +146,6 @@ class ClusterJob(SignalledJob):
         return sorted(found, key=lambda a: (a.slot, a.worker))
 
     def look(self) -> None:
-        """See Job."""
         now_s = time.time()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -161,7 +157,7 @@ class ClusterJob(SignalledJob):
                 self.alive_until_s |= {(agent.worker, t.inner_pid, t.start): now_s for t in agent.trainers}
 
     def changing(self) -> str:
-        """See Job. By the agents' own files, on the nodes' disks."""
+        """Return how far the newest change of members is, read from the agents' files on the nodes' disks."""
         files = []
         for pod in self._pods:
             kubelet = paths.state() / "nodes" / pod["spec"].get("nodeName", "none") / "kubelet"
@@ -177,7 +173,6 @@ class ClusterJob(SignalledJob):
         return "adopting" if adopted else "forming"
 
     def diagnosis(self) -> str:
-        """See Job."""
         out = [json.dumps({k: v for k, v in self._status.items() if k != "incidents"}, indent=1)]
         for command in (("get", "pods", "-o", "wide"), ("get", "events", "--sort-by=.lastTimestamp")):
             with suppress(ClusterError):
@@ -199,7 +194,6 @@ class ClusterJob(SignalledJob):
     # --- breaking ----------------------------------------------------------------------------------------------------
 
     def scale(self, workers: int) -> None:
-        """See SignalledJob."""
         assert self._job is not None
         try:
             self._job.scale(workers)

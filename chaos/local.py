@@ -58,7 +58,6 @@ class LocalJob(SignalledJob):
     # --- its life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """See Job."""
         if self._disk:
             size = f"size={DISK_BYTES},mode=755"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.checkpoints)], check=True)
@@ -106,7 +105,6 @@ class LocalJob(SignalledJob):
                 log.write(data)
 
     def ended(self) -> str | None:
-        """See Job."""
         assert self._process is not None
         code = self._process.poll()
         if code is None:
@@ -119,7 +117,6 @@ class LocalJob(SignalledJob):
         return phase if phase in ("Succeeded", "Failed") else ""
 
     def close(self) -> None:
-        """See Job."""
         self.undo.close()
         process = self._process
         if process is None:
@@ -143,7 +140,6 @@ class LocalJob(SignalledJob):
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """See Job."""
         path = self.state / "job.json"
         try:
             changed_ns = path.stat().st_mtime_ns
@@ -154,7 +150,6 @@ class LocalJob(SignalledJob):
         return self._status[1]
 
     def agents(self) -> list[Agent]:
-        """See SignalledJob."""
         assert self._process is not None
         found = []
         for pid in children(self._process.pid):
@@ -179,7 +174,6 @@ class LocalJob(SignalledJob):
         return sorted(found, key=lambda a: (a.slot, a.worker))
 
     def look(self) -> None:
-        """See Job."""
         now_s = time.time()
         released = set(self.status().get("released") or ()) - self._released
         if released - self._workers_of.keys():
@@ -191,7 +185,7 @@ class LocalJob(SignalledJob):
                 self.alive_until_s[built.who] = now_s
 
     def changing(self) -> str:
-        """See Job. By the agents' own files: what they have entered and adopted."""
+        """Return how far the newest change of members is, read from the agents' own files."""
         newest = int((self.status().get("membership") or {}).get("generation", 0))
         files = [self._agent_file(path) for path in self.state.glob("*/state/agent.json")]
         entered = [f for f in files if f.get("entered", 0) == newest]
@@ -209,7 +203,6 @@ class LocalJob(SignalledJob):
         return found
 
     def diagnosis(self) -> str:
-        """See Job."""
         log = (self.directory / "log").read_text(errors="replace").splitlines()
         said = [line for line in log if not re.match(r"(step \d+ )", line)]
         files = {p.parent.parent.name: self._agent_file(p) for p in self.state.glob("*/state/agent.json")}
@@ -224,7 +217,6 @@ class LocalJob(SignalledJob):
     # --- breaking ----------------------------------------------------------------------------------------------------
 
     def scale(self, workers: int) -> None:
-        """See SignalledJob."""
         command = [sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -60,7 +60,6 @@ class SignalledJob(Job):
         """Change the number of workers as a user does. Raises JobError."""
 
     def writes_checkpoint(self) -> bool:
-        """See Job."""
         whole, begun = (-1, -1), (-1, -1)
         for path in self.checkpoints.glob("*step-*"):
             match = _CHECKPOINT.fullmatch(path.name)
@@ -76,7 +75,6 @@ class SignalledJob(Job):
         return begun > whole  # an older one is being deleted
 
     def inject(self, fault: Fault) -> str:
-        """See Job."""
         self._check_repeatable(fault)
         what: str = getattr(self, "_" + fault.kind.replace("-", "_"))(fault)
         return what

@@ -109,7 +109,7 @@ class Regroup:
     changed = "The trainers behind the agents are numbers; each agent has real connections, tokens and messages."
 
     def start(self, plane: Any) -> None:
-        """See System. `plane` has the administrator's `kubeconfig`, beside which lies the PKI."""
+        """Start the operator and its fleet of agents. The directory of `plane.kubeconfig` also holds the cluster's PKI."""
         self.kubeconfig = plane.kubeconfig
         pki = self.kubeconfig.parent
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -136,11 +136,10 @@ class Regroup:
         self.fleet = self._start_fleet(pki)
 
     def submit(self, i: int, num_pods: int) -> Submission:
-        """See System."""
         return Submission(f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}", job_body(f"job-{i}", num_pods))
 
     def is_running(self, resource: Mapping[str, Any]) -> bool:
-        """See System: State Running, all ready, in the first generation."""
+        """Return whether all workers of the job are ready and train in the first generation."""
         status, wanted = resource.get("status") or {}, resource["spec"]["replicas"]
         summary = status.get("summary") or {}
         membership = status.get("membership") or {}
@@ -152,21 +151,17 @@ class Regroup:
         )
 
     def pids(self) -> Mapping[str, int]:
-        """See System."""
         return {replica.name: replica.process.pid for replica in self.replicas if replica.process.poll() is None}
 
     def users(self) -> Collection[str]:
-        """See System."""
         return (f"system:serviceaccount:{render.NAMESPACE}:{ACCOUNT}",)
 
     def details(self) -> Mapping[str, Any]:
-        """See System."""
         buckets = self.read().buckets
         p50, p99 = quantile(buckets, 0.5), quantile(buckets, 0.99)
         return {} if p50 is None or p99 is None else {"reconcile_ms": {"p50": p50 * 1e3, "p99": p99 * 1e3}}
 
     def stop(self) -> None:
-        """See System."""
         if self.fleet is not None:
             self.fleet.stop()
         for replica in self.replicas:

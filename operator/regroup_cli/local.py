@@ -75,7 +75,6 @@ class FileStore:
         self._replace(raw)
 
     async def get(self, key: Key) -> Job | None:  # noqa: ARG002 (one file holds one job)
-        """See JobStore."""
         return parse_job(self.read())
 
     async def write_status(
@@ -85,7 +84,6 @@ class FileStore:
         *,
         progress_only: bool = False,  # noqa: ARG002 (whoever follows the file sees each change)
     ) -> Job:
-        """See JobStore."""
         with self._locked():
             raw = self.read()
             if raw["metadata"]["resourceVersion"] != job.resource_version:
@@ -95,10 +93,10 @@ class FileStore:
         return parse_job(raw)
 
     async def confirm(self, job: Job, within_s: float) -> None:
-        """See JobStore. Each read is one of the file."""
+        """Return at once: each read is a read of the file, so no job is out of date."""
 
     async def remove(self, job: Job) -> None:
-        """See JobStore. The file stays: the command that made it ends with its job."""
+        """Keep the file: the command that made the file ends with its job."""
 
     def change_spec(self, change: Callable[[dict[str, Any]], None]) -> Job:
         """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
@@ -175,24 +173,20 @@ class LocalWorkers:
         self.ca_pem = b""
 
     def on_change(self, callback: Callable[[Key], None]) -> None:
-        """See Workers."""
         self._on_change.append(callback)
 
     def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
-        """See Workers."""
         pods = (a.pod for a in self._agents.values())
         return tuple(sorted((p for p in pods if p.job_uid == job_uid and p.job == key[1]), key=lambda p: p.id))
 
     def roles(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
-        """See Workers. The command line asks for none."""
+        """Return no pods: a local job has no roles."""
         return ()
 
     async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:  # noqa: ARG002
-        """See Workers."""
         raise SpecError("spec.roles needs a cluster. Start these processes yourself.")
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """See PodLookup."""
         return next((a.pod for a in self._agents.values() if (a.pod.namespace, a.pod.name) == (namespace, name)), None)
 
     async def prepare(self, job: Job) -> None:
@@ -202,7 +196,7 @@ class LocalWorkers:
         """The command line has been parsed; there is no template to try."""
 
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:  # noqa: ARG002
-        """See Workers. There is one node; none is avoided."""
+        """Start an agent as a local process. This machine is the only node, so `avoid_nodes` is ignored."""
         name = worker_pod_name(job.name, slot, attempt)
         if self.pod(job.namespace, name) is not None:
             return False
@@ -291,7 +285,7 @@ class LocalWorkers:
         self._changed((agent.pod.namespace, agent.pod.job))
 
     async def delete(self, pod: Pod) -> None:
-        """See Workers. SIGTERM; the agent has its own grace."""
+        """Send SIGTERM to the worker's agent. The agent bounds its own grace."""
         agent = self._agents.get(pod.uid)
         if agent is None:
             return
@@ -303,7 +297,7 @@ class LocalWorkers:
         self._changed((pod.namespace, pod.job))
 
     async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
-        """See Authenticator: a worker's token opens its own paths only."""
+        """Return the worker of a token. The token opens only the paths of its own worker."""
         for agent in self._agents.values():
             if hmac.compare_digest(agent.token.encode(), token.encode()):
                 if (agent.pod.namespace, agent.pod.name) != (namespace, pod_name):
@@ -312,7 +306,6 @@ class LocalWorkers:
         raise Unauthorized("The token belongs to no worker of this job.")
 
     def known(self, pod: Pod) -> Pod:
-        """See Authenticator."""
         agent = self._agents.get(pod.uid)
         if agent is None:
             raise Forbidden(f"Worker {pod.name} has ended.")
@@ -341,7 +334,6 @@ class Terminal:
         self._out = out
 
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
-        """See Recorder."""
         say(f"{note.kind} {note.reason}: {note.note}", self._out)
 
 

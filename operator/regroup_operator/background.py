@@ -46,17 +46,15 @@ class LoopBackground:
         self._turns = Turns(MAX_TURNS)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """See Background. An error is the event loop's to log."""
+        """Run `work` as a task of the event loop, which logs an error."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def turn(self, namespace: str, *, starts: bool) -> AbstractAsyncContextManager[None]:
-        """See Background."""
         return self._turns.turn(namespace, starts=starts)
 
     async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """See Background."""
         works = list(works)
         try:
             await asyncio.gather(*map(self._limited, works))
@@ -95,7 +93,6 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, namespace: str, *, starts: bool) -> AsyncIterator[None]:
-        """See Background."""
         if self._num_free:
             self._num_free -= 1
         else:

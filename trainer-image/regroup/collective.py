@@ -140,7 +140,7 @@ class Blocks:
         living.refuse(False)
 
     def forward(self, inputs: tuple[Any, ...]) -> Any:
-        """See Collective. Raises GenerationChanged, Apart and BackendError."""
+        """Run the model's forward pass. Raises GenerationChanged, Apart and BackendError."""
         model, groups = self._state.model, self.membership.groups
         with leaves_broken(self.membership):  # other groups may not have noticed, and wait for this rank
             if not isinstance(model, pipeline.Pipeline) or not model.is_split:

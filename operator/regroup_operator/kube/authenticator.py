@@ -136,7 +136,6 @@ class ClusterAuthenticator:
         return pod
 
     def known(self, pod: Pod) -> Pod:
-        """See Authenticator."""
         now = self._pods.pod(pod.namespace, pod.name)
         if now is None or now.uid != pod.uid:
             raise Forbidden(f"Pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone.")

@@ -59,14 +59,13 @@ class ClusterJobApi:
         self._client = client
 
     async def get(self, key: Key) -> Mapping[str, Any] | None:
-        """See JobApi."""
         try:
             return slim(await self._client.get(JOBS, *key))
         except NotFoundError:
             return None
 
     async def put_status(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See JobApi. A PUT with resourceVersion and UID, hence a compare-and-swap and no merge."""
+        """Replace the status by a PUT with resourceVersion and UID: a compare-and-swap that merges nothing."""
         metadata = raw["metadata"]
         body = {
             "apiVersion": f"{GROUP}/{VERSION}",
@@ -80,7 +79,6 @@ class ClusterJobApi:
         return slim(await self._client.replace(JOBS, namespace, name, body, subresource="status"))
 
     async def delete(self, job: Job) -> None:
-        """See JobApi."""
         await self._client.delete(JOBS, job.namespace, job.name, uid=job.uid, resource_version=job.resource_version)
 
     async def list_metadata(self, namespace: str | None) -> Listed:

@@ -65,13 +65,11 @@ class LeaseThread:
 
     @property
     def leading(self) -> bool:
-        """See Elector."""
         elector = self._elector
         return elector is not None and elector.leading
 
     @property
     def holder(self) -> str:
-        """See Elector."""
         elector = self._elector
         return elector.holder if elector is not None else ""
 

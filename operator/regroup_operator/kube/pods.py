@@ -294,7 +294,6 @@ class Agents:
         self._pods = pods
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """See PodLookup."""
         return self._pods.pod(namespace, name) or self._pods.gone(namespace, name)
 
 

@@ -61,12 +61,10 @@ class Cuda:
         self._buffers: list[torch.Tensor] = []
 
     def mark(self) -> Any:
-        """See Engine."""
         return torch.cuda.current_stream(self._device).record_event()
 
     @contextmanager
     def behind(self, mark: torch.cuda.Event) -> Iterator[None]:
-        """See Engine."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
@@ -74,11 +72,9 @@ class Cuda:
             yield
 
     def wait(self, mark: torch.cuda.Event) -> None:
-        """See Engine."""
         mark.synchronize()
 
     def buffers(self) -> Sequence[torch.Tensor]:
-        """See Engine."""
         while len(self._buffers) < NUM_BUFFERS:
             self._buffers.append(torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True))
         return self._buffers

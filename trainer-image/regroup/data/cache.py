@@ -74,7 +74,7 @@ def cached(read: Read, directory: str | os.PathLike[str], max_bytes: int, *, wai
 
 
 class CachedRead:
-    """See `cached`. May be pickled where `read` may be, and used in several processes and threads."""
+    """The function that `cached` returns. Several processes and threads may use it. It can be pickled if `read` can be."""
 
     def __init__(self, read: Read, directory: Path, max_bytes: int, wait_s: float) -> None:
         self._read, self._directory, self._max_bytes, self._wait_s = read, directory, max_bytes, wait_s

@@ -46,14 +46,12 @@ class GroupExchange:
     def all_to_all(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
     ) -> None:
-        """See Exchange."""
         # As bytes: then no backend's list of supported dtypes matters.
         size = input.element_size()
         splits = [n * size for n in output_splits], [n * size for n in input_splits]
         self._run("alltoall_base", output.view(torch.uint8), input.view(torch.uint8), *splits)
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """See Exchange."""
         self._run("_allgather_base", output.view(torch.uint8), input.view(torch.uint8))
 
 

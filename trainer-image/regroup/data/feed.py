@@ -46,12 +46,11 @@ class Direct:
         self.draws = not isinstance(source, TensorSource)
 
     def take(self, key: Key, share: Sequence[int]) -> Any:  # noqa: ARG002
-        """See Feed."""
         ids = self._plan.ids(key.step, key.v)
         return self._source.fetch(ids.clone() if self.draws else ids)  # what a script's `fetch` writes to it is its own
 
     def close(self) -> None:
-        """See Feed."""
+        """A Direct feed holds nothing to close."""
 
 
 class Ahead:
@@ -82,7 +81,7 @@ class Ahead:
         """What is read ahead is of these steps."""
 
     def take(self, key: Key, share: Sequence[int]) -> Any:
-        """See Feed. What a worker process raises is raised here, with its traceback."""
+        """Return the batch from the DataLoader. An error in a worker process is raised here with its traceback."""
         piece = self._positions.plan.piece
         if self._batches is None or (key, share, piece) != (self._next, self._share, self._piece):
             self._piece = piece
@@ -96,7 +95,7 @@ class Ahead:
             raise
 
     def close(self) -> None:
-        """See Feed: the worker processes end."""
+        """End the worker processes of the DataLoader."""
         self._batches = None
         self._loader._iterator = None
 

@@ -25,8 +25,6 @@ class EndOfStream(Exception):
 
 
 class Stream:
-    """See `stream`."""
-
     def __init__(self, open_at: OpenAt, collate: Collate) -> None:
         self.open_at, self.collate = open_at, collate
 
@@ -61,7 +59,7 @@ def as_stream(data: Any) -> Stream | None:
 
 
 class StreamFeed:
-    """See `feed.Feed`. Reads in the caller's thread."""
+    """A Feed that reads a stream in the caller's thread."""
 
     draws = False
     """Each batch is seeded here: after what was left out, which would draw, too."""
@@ -73,7 +71,7 @@ class StreamFeed:
         """Of the sample that the iterator gives next."""
 
     def take(self, key: Any, share: Sequence[int]) -> Any:  # noqa: ARG002
-        """See Feed. Raises EndOfStream."""
+        """Return the batch at the key's position in the stream. Raises EndOfStream if the stream has too few samples."""
         size = self._plan.microbatch
         first = int(self._plan.ids(key.step, key.v)[0])
         iterator, self._iterator = self._iterator, None  # it is nowhere if something is raised
@@ -91,7 +89,6 @@ class StreamFeed:
         return self._source.collate(samples)
 
     def close(self) -> None:
-        """See Feed."""
         _close(self._iterator)
         self._iterator = None
 

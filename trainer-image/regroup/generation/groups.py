@@ -624,23 +624,18 @@ class Part:
 
     @property
     def device(self) -> torch.device:
-        """See Groups."""
         return self.groups.device
 
     @property
     def nccl(self) -> Backend | None:
-        """See Groups."""
         return self.groups.nccl_of(self.name)
 
     def launch(self, method: str, *arguments: Any, control: bool = False) -> Pending:
-        """See Groups."""
         nccl_ = self.nccl
         return self.groups.start(self.backend if control or nccl_ is None else nccl_, method, *arguments)
 
     def wait(self, pending: Sequence[Pending]) -> None:
-        """See Groups."""
         self.groups.wait(pending)
 
     def order(self, pending: Sequence[Pending]) -> None:
-        """See Groups."""
         self.groups.order(pending)

@@ -179,11 +179,12 @@ class Alone:
 
     @property
     def generation(self) -> int:
-        """See Membership: one more than that of the checkpoint that it continues from."""
+        """Number of the generation: one more than that of the checkpoint that this process continues from."""
         return self.origin.generation
 
     def ensure(self) -> bool:
-        """See Membership: continue from the checkpoint directory, where one is named."""
+        """Load the newest checkpoint at the first call, if the job has a checkpoint directory. Only the first call returns
+        True."""
         if self.generation > 0:
             return False
         self.origin = self._durable.continue_alone()
@@ -191,33 +192,30 @@ class Alone:
         return True
 
     def check(self) -> None:
-        """See Membership."""
+        """A world of one never leaves its generation."""
 
     def explains(self, error: BaseException) -> bool:  # noqa: ARG002
-        """See Membership: nothing ever changes."""
+        """Return False: without groups no error comes from a change of membership."""
         return False
 
     def leave(self, error: GroupBroken) -> None:
-        """See Membership."""
+        """There are no groups to leave."""
 
     def leave_at_cut(self) -> None:
-        """See Membership."""
+        """There are no groups to leave."""
 
     def knows_newer(self) -> bool:
-        """See Membership."""
         return False
 
     def must_leave(self) -> bool:
-        """See Membership."""
         return False
 
     def take_prune(self) -> PruneLocally | None:
-        """See Membership: nobody deletes checkpoints but this process."""
+        """Return None: only this process deletes checkpoints."""
         return None
 
     def wait_end(self) -> str | None:
-        """See Membership."""
         return COMPLETE
 
     def close(self) -> None:
-        """See Membership."""
+        """There is nothing to close."""

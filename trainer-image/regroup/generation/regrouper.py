@@ -128,21 +128,17 @@ class Regrouper:
 
     @property
     def generation(self) -> int:
-        """See Membership."""
         return self.origin.generation
 
     @property
     def rank(self) -> int:
-        """See Membership."""
         return self.groups.rank if self.groups is not None else self._last_rank
 
     @property
     def world_size(self) -> int:
-        """See Membership."""
         return self.groups.world_size if self.groups is not None else self._last_world_size
 
     def ensure(self) -> bool:
-        """See Membership."""
         while not self.over:
             groups = self.groups
             if groups is not None:
@@ -165,7 +161,6 @@ class Regrouper:
         return False
 
     def leave(self, error: GroupBroken | None = None) -> None:
-        """See Membership (rule SEAL)."""
         groups, self.groups = self.groups, None
         if groups is None:
             return
@@ -174,7 +169,6 @@ class Regrouper:
             self._send_left("collective", str(error), error.peer_rank)
 
     def check(self) -> None:
-        """See Membership."""
         if self.groups is None or self.groups.aborted:
             self.leave()
             raise GenerationChanged(f"generation {self.origin.generation} has ended")
@@ -225,26 +219,23 @@ class Regrouper:
         return is_ahead and is_cut and self._state.pair is not None
 
     def leave_at_cut(self) -> None:
-        """See Membership. The groups are closed once the next ones stand; on GPUs they begin to end now."""
+        """Leave healthy groups at a step boundary. The groups are closed once the next ones stand; on GPUs they begin to end
+        now."""
         if self.groups is not None:
             self.groups.end_in_order()
         self._retired, self.groups = self.groups, None
         self._watcher.unwatch()
 
     def knows_newer(self) -> bool:
-        """See Membership."""
         return self._watcher.knows_newer(self.generation)
 
     def must_leave(self) -> bool:
-        """See Membership."""
         return self._watcher.must_leave(self.generation)
 
     def take_prune(self) -> PruneLocally | None:
-        """See Membership."""
         return self._watcher.take_prune()
 
     def wait_end(self) -> str | None:
-        """See Membership."""
         self._watcher.wait_forced_above(self.generation)
         stop = self._watcher.stop
         if stop is not None:
@@ -252,7 +243,6 @@ class Regrouper:
         return COMPLETE if self._watcher.finish is not None else None
 
     def close(self) -> None:
-        """See Membership."""
         self._watcher.unwatch()
         for groups in (self.groups, self._retired):
             if groups is not None:

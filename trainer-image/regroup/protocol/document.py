@@ -89,12 +89,17 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class Document:
-    """See the module's text. `lost` are pod UIDs of older members that the API no longer has. `seals` are those of all
-    workers, and `silent` the pod UIDs of workers that may hold a state and have not said which (rule BEST); `silent_positions` are
-    theirs, None: all 0. `imported`: digest of the checkpoint that the job began with, once a generation has read it.
+    """The list of members of one generation, and what they agree on. The operator makes it.
 
-    `members` are in the order of the groups, inside a group by position: with p processes in a worker and W workers in a group,
-    rank // (W * p) is the group, and rank mod (W * p) the process's place, the same in every generation."""
+    - `members` stand in the order of their groups, and by position inside a group. With p processes in a worker and W workers
+      in a group, rank // (W * p) is the group. Then rank mod (W * p) is the process's place, which is the same in every
+      generation.
+    - `lost` has the pod UIDs of older members that the API no longer has.
+    - `seals` has the seals of all workers.
+    - `silent` has the pod UIDs of workers that may hold a state and have not said which (rule BEST). `silent_positions` has
+      their positions; None means that all are 0.
+    - `imported` is the digest of the checkpoint that the job began with, once a generation has read it.
+    """
 
     number: int
     uid: str

@@ -50,7 +50,6 @@ class Cnn(Section):
 
     @property
     def parts(self) -> int:
-        """See Digits."""
         return 4
 
 
@@ -79,7 +78,7 @@ class LanguageModel(Section):
 
     @property
     def parts(self) -> int:
-        """See Digits: embedding, layers, output."""
+        """Modules that a pipeline can cut between: embedding, layers, output."""
         return LAYERS[self.size] + 2
 
     @property

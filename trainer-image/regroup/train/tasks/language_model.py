@@ -67,7 +67,6 @@ class Embedding(nn.Module):
         """Which part of each sequence the tokens are: another process has those before."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         first, length = self.part * x.shape[1], x.shape[1]
         return torch.as_tensor(self.tokens(x) + self.positions(torch.arange(first, first + length, device=x.device)))
 
@@ -92,7 +91,6 @@ class Block(nn.Module):
         """Of regroup.attention, with `context`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         n, length, _ = x.shape
         # Query, key and value of head 0, then of head 1: a part of the rows is whole heads, where `tensor` splits them.
         split = self.qkv_by_head(self.attention_norm(x)).view(n, length, -1, 3, self.head_width)
@@ -124,7 +122,6 @@ class Output(nn.Module):
         parameter keeps its shape."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
         weight = self.linear.weight if self.linear is not None else self._shared[0].tokens.weight
         vocabulary = len(weight)
         added = -vocabulary % self.multiple
@@ -149,7 +146,6 @@ class GPT(Row):
                 nn.init.zeros_(parameter)
 
     def align(self, multiple: int) -> None:
-        """See Row."""
         for module in self.modules():
             if isinstance(module, Output):
                 module.multiple = multiple

@@ -32,7 +32,6 @@ class Row(torch.nn.Sequential):
         return [module for name, module in self.named_children() if name.startswith("block")]
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """See the class."""
         for name, module in zip(self._modules, self):  # named_children() leaves out a module that comes a second time
             if name not in self._after:
                 x = module(x)
