@@ -156,6 +156,10 @@ docs: .venv-docs/.synced ## Build the site of docs/ into build/site; a dead link
 docs-serve: .venv-docs/.synced ## Serve the site on http://localhost:8000, and build it again when a page changes
 	.venv-docs/bin/zensical serve
 
+.PHONY: changelog
+changelog: .venv-docs/.synced ## Collect the fragments of changelog.d into CHANGELOG.md: VERSION=0.2.0 (DRAFT=1 prints them only)
+	@.venv-docs/bin/towncrier build --yes $(if $(DRAFT),--draft) --version $(or $(VERSION),$(error make changelog needs the version of the release: VERSION=0.2.0))
+
 .PHONY: fix
 fix: venv ## Fix style automatically
 	.venv/bin/ruff check --fix .

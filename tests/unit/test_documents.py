@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -42,6 +43,15 @@ def test_picture_of_the_rooms_is_current(package: rooms.Package, name: str) -> N
     drawn = rooms.draw(package, rooms.imports(package, None))
     assert (ROOT / f"docs/design/{name}.svg").read_text() == drawn, "run `make generate`"
     assert "(circle)" not in drawn
+
+
+def test_fragments_of_the_changelog_have_names_that_towncrier_collects() -> None:
+    kinds = {
+        kind["directory"] for kind in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    }
+    names = {path.name for path in (ROOT / "changelog.d").iterdir()} - {"README.md"}
+    wrong = [name for name in names if not re.fullmatch(rf"\+[\w-]+\.({'|'.join(kinds)})\.md", name)]
+    assert wrong == [], "changelog.d/README.md says how a fragment is named"
 
 
 def named(text: str) -> Iterator[str]:
