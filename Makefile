@@ -144,6 +144,7 @@ cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; cach
 .PHONY: generate
 generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference pages and the pictures of the rooms
 	$(PY) -m regroup_operator.generate
+	$(PY) -m regroup_cli.reference docs/reference/commands.md
 	$(PY) -m manifests.render
 	$(PY) -m harness.rooms regroup docs/design/rooms-after.svg
 	$(PY) -m harness.rooms regroup_operator docs/design/operator-after.svg
