@@ -60,7 +60,7 @@ test-simulator: venv ## Random faults through operator and agents in memory: 1,2
 
 .PHONY: test-trainer
 test-trainer: venv ## Tests with real trainer processes, gloo and SIGKILL
-	$(PYTEST) $(TWO) tests/trainer
+	$(PYTEST) $(TWO) --durations=20 tests/trainer
 
 .PHONY: test-oldest
 test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Regroup runs with
@@ -80,7 +80,7 @@ test-api: venv ## Tests with a real kube-apiserver and etcd (built once, then ca
 
 .PHONY: test-e2e
 test-e2e: venv ## Tests with real kubelets and containers, power cuts included (root)
-	$(PYTEST) -rP tests/e2e  # -rP: the figures that the tests measured
+	$(PYTEST) -rP --durations=20 tests/e2e  # -rP: the figures that the tests measured
 
 .PHONY: test-chaos
 test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every kind and moment, both tiers
