@@ -208,6 +208,13 @@ def test_restarts_follow_what_was_broken(at: float, restarts: str, true: bool) -
     assert any("restarts, but" in problem for problem in problems) is not true
 
 
+@pytest.mark.parametrize(("deleted", "true"), [("b", True), ("", False)], ids=["deleted", "killed"])
+def test_worker_of_a_deleted_pod_may_hand_over_and_is_no_restart(deleted: str, true: bool) -> None:
+    run = Run(ASKED, [Fault(120.0, 1, deleted=deleted)], total_steps=500, global_batch=80)
+    problems = judge(row(190, cells={"RESTARTS": "", "AGE": "90s"}), trained(until=200.0), run)
+    assert any("restarts, but" in problem for problem in problems) is not true
+
+
 @pytest.mark.parametrize(
     ("shown", "says"),
     [
