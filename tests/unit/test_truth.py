@@ -59,6 +59,7 @@ def row(
         row(124, "Running", "1/2", generation=2),
         row(130, "Succeeded", "", generation=2, step=250),
         row(133, "Succeeded", "", generation=2, step=250),
+        row(134, "Finishing", "", generation=2, step=250),  # the processes are on their way out
     ],
     ids=lambda r: f"{r.before} {r.cells['STATE']} {r.cells['READY']}",
 )
