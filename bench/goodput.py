@@ -5,13 +5,13 @@ other, each once for each `--every`. A run first trains undisturbed for 10 s. Th
 seconds, for `--seconds`; the same seed draws the same ranks for each system. Kills do not wait for a recovery. A kill that finds
 no process training is skipped and counted, which is in favour of the system that recovers slowly.
 
-    goodput = steps that stayed x median time of a step in the undisturbed 10 s / length of the window of kills
+    goodput = steps that stayed x median time of a step of all ranks / length of the window of kills
 
 - This is goodput as it is usually defined: time spent computing useful new steps over elapsed time (DLRover's README). A useful
-  step counts with the time that the same system takes for it undisturbed, in the same run. So time without a step, steps that
-  are made again, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in each step does
-  not; `bench.overhead` measures that. Noise can lift the goodput a little above 1 or keep it below, since a median is no mean.
-  The undisturbed 10 s, by the same formula, stand beside it and show by how much.
+  step counts with the time that the same system usually takes for it with all ranks, in the same run. So time without a step,
+  steps that are made again, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in each
+  step does not; `bench.overhead` measures that. Noise keeps the goodput a little below 1, since the mean of a step is above its
+  median. The undisturbed 10 s, by the same formula, stand beside it and show by how much.
 - A step *stayed* if it was committed for the first time in the window, and the state at the window's end contains it. After the
   last kill the run goes on until the next commit, because that commit shows from which step the system went on.
 - Each sample of a step costs simulated work, so that fewer ranks take longer for the same batch. torchft's survivors leave out
@@ -23,7 +23,7 @@ Writes bench/out/goodput.json: `regroup`, `torchft_tuned` (only with torchft) an
 a kill costs), torchft's `settings` in milliseconds, and `every`: by the seconds between two kills
 
 - `goodput`, `samples`, `undisturbed`: shares, 1 in the ideal;
-- `step_s`: median of the undisturbed steps; `seconds`: length of the window;
+- `step_s`: median of the steps of all ranks; `seconds`: length of the window;
 - `stayed`: steps; `partial`: of them, those of fewer than all ranks; `again`: steps that were made again or lost;
 - `kills`, `skipped`: kills, and times that no process was there to be killed.
 
@@ -84,11 +84,10 @@ def disturb(peer: Peer, console: Console, *, every_s: float, seconds: float, see
         run.wait(f"{RANKS} steady ranks", steady)
         calm = Window(time.time(), time.time() + CALM_S)
         _until(run, calm.end_s)
-        step_s = median_step_s(commits, calm)
-        if step_s is None:
+        calm_step_s = median_step_s(commits, calm, ranks=RANKS)
+        if calm_step_s is None:
             raise BenchError(f"fewer than two steps were committed in the {CALM_S:g} s without a kill.")
-        undisturbed = goodput(commits, calm, step_s=step_s, ranks=RANKS, keeps_batch=peer.keeps_batch)
-        _say(console, peer, every_s, f"{1000 * step_s:.1f} ms a step without kills")
+        _say(console, peer, every_s, f"{1000 * calm_step_s:.1f} ms a step before the first kill")
         window = Window(calm.end_s, calm.end_s + seconds)
         killed_epoch = -1
         for after_s in fault_times(seconds, every_s):
@@ -108,7 +107,10 @@ def disturb(peer: Peer, console: Console, *, every_s: float, seconds: float, see
         _until(run, window.end_s)
         run.wait("the first commit after the last kill", lambda: any(commit.epoch > killed_epoch for commit in commits))
         run.log.poll()  # an earlier commit may lie in a file that was read before it was written
-        found = goodput(commits, window, step_s=step_s, ranks=RANKS, keeps_batch=peer.keeps_batch)
+        step_s = median_step_s(commits, Window(calm.begin_s, window.end_s), ranks=RANKS) or calm_step_s
+        undisturbed, found = (
+            goodput(commits, part, step_s=step_s, ranks=RANKS, keeps_batch=peer.keeps_batch) for part in (calm, window)
+        )
     _say(console, peer, every_s, f"goodput {100 * found.goodput:.1f} %")
     return Disturbed(every_s, seconds, step_s, undisturbed.goodput, kills, skipped, found)
 

@@ -84,21 +84,23 @@ def standing(commits: Iterable[Commit], end_s: float) -> dict[int, Commit]:
     return found
 
 
-def median_step_s(commits: Iterable[Commit], window: Window) -> float | None:
-    """Return the median time between the first commits of a step and of the next one; None with fewer than two steps."""
-    times: dict[int, float] = {}
+def median_step_s(commits: Iterable[Commit], window: Window, *, ranks: int) -> float | None:
+    """Return the median time from a step's first commit to the next step's, in one epoch of all ranks; None if there is no such pair."""
+    times: dict[tuple[int, int], float] = {}
     for commit in commits:
-        if window.begin_s <= commit.t_s <= window.end_s:
-            times[commit.step] = min(commit.t_s, times.get(commit.step, commit.t_s))
-    gaps = [later - earlier for earlier, later in pairwise(times[step] for step in sorted(times))]
+        if commit.world == ranks and window.begin_s <= commit.t_s <= window.end_s:
+            key = (commit.epoch, commit.step)
+            times[key] = min(commit.t_s, times.get(key, commit.t_s))
+    pairs = pairwise(sorted(times))
+    gaps = [times[later] - times[earlier] for earlier, later in pairs if earlier[0] == later[0]]
     return statistics.median(gaps) if gaps else None
 
 
 def goodput(commits: Sequence[Commit], window: Window, *, step_s: float, ranks: int, keeps_batch: bool) -> Goodput:
     """Return the goodput of a window.
 
-    `commits`: all of the run, those before the window, too, and until a step after the last fault. `step_s`: median time of an
-    undisturbed step. `keeps_batch`: False if a step of fewer than all ranks leaves out the samples of the missing ones.
+    `commits`: all of the run, those before the window, too, and until a step after the last fault. `step_s`: median time of a
+    step of all ranks. `keeps_batch`: False if a step of fewer than all ranks leaves out the samples of the missing ones.
     """
     before = max((commit.step for commit in commits if commit.t_s < window.begin_s), default=0)
     stayed = [commit for step, commit in standing(commits, window.end_s).items() if step > before]
@@ -124,7 +126,7 @@ class Disturbed:
     every_s: float
     seconds: float
     step_s: float
-    """Median time of a step before the first kill."""
+    """Median time of a step of all ranks, in the whole run."""
     calm: float
     """Goodput by the same formula before the first kill."""
     kills: int

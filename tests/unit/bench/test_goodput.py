@@ -140,10 +140,15 @@ def test_a_step_stands_in_the_last_epoch_that_made_it() -> None:
         ),
         pytest.param(epoch(1, [(1.0, 1), (2.0, 2), (99.0, 3)]), 1.0, id="what is outside the window does not count"),
         pytest.param(epoch(1, [(1.0, 1)]), None, id="one step has no duration"),
+        pytest.param(
+            epoch(1, [(1.0, 1), (2.0, 2)]) + epoch(2, [(5.0, 3), (5.1, 4), (5.2, 5)], ranks=3) + epoch(3, [(9.0, 6)]),
+            1.0,
+            id="neither a step of fewer ranks counts nor the time between two epochs",
+        ),
     ],
 )
 def test_median_step(log: list[Commit], want: float | None) -> None:
-    assert median_step_s(log, Window(0.0, 10.0)) == (None if want is None else pytest.approx(want))
+    assert median_step_s(log, Window(0.0, 10.0), ranks=4) == (None if want is None else pytest.approx(want))
 
 
 @pytest.mark.parametrize(
