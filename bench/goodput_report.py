@@ -85,7 +85,7 @@ def standing(commits: Iterable[Commit], end_s: float) -> dict[int, Commit]:
 
 
 def median_step_s(commits: Iterable[Commit], window: Window, *, ranks: int) -> float | None:
-    """Return the median time from a step's first commit to the next step's, in one epoch of all ranks; None if there is no such pair."""
+    """Return the median time between first commits of neighbouring steps in an epoch of all ranks; None if there are no two."""
     times: dict[tuple[int, int], float] = {}
     for commit in commits:
         if commit.world == ranks and window.begin_s <= commit.t_s <= window.end_s:
