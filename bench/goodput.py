@@ -5,13 +5,13 @@ other, each once for each `--every`. A run first trains undisturbed for 10 s. Th
 seconds, for `--seconds`; the same seed draws the same ranks for each system. Kills do not wait for a recovery. A kill that finds
 no process training is skipped and counted, which is in favour of the system that recovers slowly.
 
-    goodput = steps that stayed x median time of a step of all ranks / length of the window of kills
+    goodput = steps that stayed x mean time of a step of all ranks / length of the window of kills
 
 - This is goodput as it is usually defined: time spent computing useful new steps over elapsed time (DLRover's README). A useful
-  step counts with the time that the same system usually takes for it with all ranks, in the same run. So time without a step,
-  steps that are made again, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in each
-  step does not; `bench.overhead` measures that. Noise keeps the goodput a little below 1, since the mean of a step is above its
-  median. The undisturbed 10 s, by the same formula, stand beside it and show by how much.
+  step counts with the time that the same system takes for it with all ranks, in the same run. So time without a step, steps that
+  are made again, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in each step does
+  not; `bench.overhead` measures that. Nor do slow steps of all ranks, for example the first ones of new processes, which is in
+  favour of a system that starts many. The undisturbed 10 s stand beside it, by the same formula.
 - A step *stayed* if it was committed for the first time in the window, and the state at the window's end contains it. After the
   last kill the run goes on until the next commit, because that commit shows from which step the system went on.
 - Each sample of a step costs simulated work, so that fewer ranks take longer for the same batch. torchft's survivors leave out
@@ -23,7 +23,7 @@ Writes bench/out/goodput.json: `regroup`, `torchft_tuned` (only with torchft) an
 a kill costs), torchft's `settings` in milliseconds, and `every`: by the seconds between two kills
 
 - `goodput`, `samples`, `undisturbed`: shares, 1 in the ideal;
-- `step_s`: median of the steps of all ranks; `seconds`: length of the window;
+- `step_s`: mean of the steps of all ranks; `seconds`: length of the window;
 - `stayed`: steps; `partial`: of them, those of fewer than all ranks; `again`: steps that were made again or lost;
 - `kills`, `skipped`: kills, and times that no process was there to be killed.
 
@@ -46,7 +46,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.commits import BENCH_SAMPLE_S, steady_epoch
-from bench.goodput_report import Disturbed, Window, fault_times, goodput, median_step_s, result, tables, victim
+from bench.goodput_report import Disturbed, Window, fault_times, goodput, mean_step_s, result, tables, victim
 from bench.peers import (
     OUT,
     RANKS,
@@ -84,7 +84,7 @@ def disturb(peer: Peer, console: Console, *, every_s: float, seconds: float, see
         run.wait(f"{RANKS} steady ranks", steady)
         calm = Window(time.time(), time.time() + CALM_S)
         _until(run, calm.end_s)
-        calm_step_s = median_step_s(commits, calm, ranks=RANKS)
+        calm_step_s = mean_step_s(commits, calm, ranks=RANKS)
         if calm_step_s is None:
             raise BenchError(f"fewer than two steps were committed in the {CALM_S:g} s without a kill.")
         _say(console, peer, every_s, f"{1000 * calm_step_s:.1f} ms a step before the first kill")
@@ -107,7 +107,7 @@ def disturb(peer: Peer, console: Console, *, every_s: float, seconds: float, see
         _until(run, window.end_s)
         run.wait("the first commit after the last kill", lambda: any(commit.epoch > killed_epoch for commit in commits))
         run.log.poll()  # an earlier commit may lie in a file that was read before it was written
-        step_s = median_step_s(commits, Window(calm.begin_s, window.end_s), ranks=RANKS) or calm_step_s
+        step_s = mean_step_s(commits, Window(calm.begin_s, window.end_s), ranks=RANKS) or calm_step_s
         undisturbed, found = (
             goodput(commits, part, step_s=step_s, ranks=RANKS, keeps_batch=peer.keeps_batch) for part in (calm, window)
         )

@@ -84,8 +84,8 @@ def standing(commits: Iterable[Commit], end_s: float) -> dict[int, Commit]:
     return found
 
 
-def median_step_s(commits: Iterable[Commit], window: Window, *, ranks: int) -> float | None:
-    """Return the median time between first commits of neighbouring steps in an epoch of all ranks; None if there are no two."""
+def mean_step_s(commits: Iterable[Commit], window: Window, *, ranks: int) -> float | None:
+    """Return the mean time between first commits of neighbouring steps in an epoch of all ranks; None if there are no two."""
     times: dict[tuple[int, int], float] = {}
     for commit in commits:
         if commit.world == ranks and window.begin_s <= commit.t_s <= window.end_s:
@@ -93,13 +93,13 @@ def median_step_s(commits: Iterable[Commit], window: Window, *, ranks: int) -> f
             times[key] = min(commit.t_s, times.get(key, commit.t_s))
     pairs = pairwise(sorted(times))
     gaps = [times[later] - times[earlier] for earlier, later in pairs if earlier[0] == later[0]]
-    return statistics.median(gaps) if gaps else None
+    return statistics.fmean(gaps) if gaps else None
 
 
 def goodput(commits: Sequence[Commit], window: Window, *, step_s: float, ranks: int, keeps_batch: bool) -> Goodput:
     """Return the goodput of a window.
 
-    `commits`: all of the run, those before the window, too, and until a step after the last fault. `step_s`: median time of a
+    `commits`: all of the run, those before the window, too, and until a step after the last fault. `step_s`: mean time of a
     step of all ranks. `keeps_batch`: False if a step of fewer than all ranks leaves out the samples of the missing ones.
     """
     before = max((commit.step for commit in commits if commit.t_s < window.begin_s), default=0)
@@ -126,7 +126,7 @@ class Disturbed:
     every_s: float
     seconds: float
     step_s: float
-    """Median time of a step of all ranks, in the whole run."""
+    """Mean time of a step of all ranks, in the whole run."""
     calm: float
     """Goodput by the same formula before the first kill."""
     kills: int
