@@ -15,14 +15,15 @@ no process training is skipped and counted, which is in favour of the system tha
 - A step *stayed* if it was committed for the first time in the window, and the state at the window's end contains it. After the
   last kill the run goes on until the next commit, because that commit shows from which step the system went on.
 - Each sample of a step costs simulated work, so that fewer ranks take longer for the same batch. torchft's survivors leave out
-  the missing rank's samples instead. `samples` weights each step with the share of its batch that was trained on.
+  the missing rank's samples instead, so such a step counts with the share of its batch that was trained on. `steps` counts it
+  as whole, and may be above 1, because three ranks disturb each other less than four do.
 - torchrun's script writes a checkpoint after each step, as in `bench.recovery`. That is in favour of torchrun: no committed step
   is lost, and a checkpoint of this model takes no time. With rarer checkpoints the steps since the last one are lost, too.
 
 Writes bench/out/goodput.json: `regroup`, `torchft_tuned` (only with torchft) and `torchrun`, each with `title`, `lost` (what else
 a kill costs), torchft's `settings` in milliseconds, and `every`: by the seconds between two kills
 
-- `goodput`, `samples`, `undisturbed`: shares, 1 in the ideal;
+- `goodput`, `steps`, `undisturbed`: shares, 1 in the ideal;
 - `step_s`: mean of the steps of all ranks; `seconds`: length of the window;
 - `stayed`: steps; `partial`: of them, those of fewer than all ranks; `again`: steps that were made again or lost;
 - `kills`, `skipped`: kills, and times that no process was there to be killed.

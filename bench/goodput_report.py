@@ -39,9 +39,9 @@ class Goodput:
     again: int
     """Steps that were committed again in the window, or were lost at its end: this work is not in the goodput."""
     goodput: float
-    """Share of the time that went into steps that stayed, 1 in the ideal."""
-    samples: float
-    """The same with each step weighted by the share of its batch that was trained on."""
+    """Share of the time that went into steps that stayed, 1 in the ideal. A step counts with the share of its batch that was trained on."""
+    steps: float
+    """The same with each step counted as whole."""
 
 
 def fault_times(seconds: float, every_s: float) -> list[float]:
@@ -114,8 +114,8 @@ def goodput(commits: Sequence[Commit], window: Window, *, step_s: float, ranks: 
         stayed=len(stayed),
         partial=sum(commit.world < ranks for commit in stayed),
         again=len(tried) - len(stayed),
-        goodput=len(stayed) * step_s / window.wall_s,
-        samples=trained * step_s / window.wall_s,
+        goodput=trained * step_s / window.wall_s,
+        steps=len(stayed) * step_s / window.wall_s,
     )
 
 
@@ -151,7 +151,7 @@ def _figures(run: Disturbed) -> dict[str, float]:
     good = run.goodput
     return {
         "goodput": round(good.goodput, 4),
-        "samples": round(good.samples, 4),
+        "steps": round(good.steps, 4),
         "undisturbed": round(run.calm, 4),
         "step_s": round(run.step_s, 5),
         "stayed": good.stayed,
@@ -168,7 +168,7 @@ def tables(found: Mapping[str, Any]) -> Group:
     setup = found["setup"]
     title = f"Goodput while one of {setup['ranks']} ranks gets a SIGKILL every so often"
     table = Table(title=title, box=box.SIMPLE, collapse_padding=True, pad_edge=False)
-    for heading in ("", "goodput", "samples", "no kills", "a step", "stayed", "kills"):
+    for heading in ("", "goodput", "steps", "no kills", "a step", "stayed", "kills"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.caption = (
         f"{setup['seconds']:g} s each, one system after the other, on {setup['cpus']} cores, torch {setup['torch']}, "
@@ -177,7 +177,7 @@ def tables(found: Mapping[str, Any]) -> Group:
     lines = []
     for one in (one for key, one in found.items() if key != "setup"):
         for every, run in one["every"].items():
-            shares = (f"{100 * run[key]:.1f} %" for key in ("goodput", "samples", "undisturbed"))
+            shares = (f"{100 * run[key]:.1f} %" for key in ("goodput", "steps", "undisturbed"))
             kills = f"{run['kills']}" + (f" of {run['kills'] + run['skipped']}" if run["skipped"] else "")
             name = f"{one['title']}, {every} s"
             table.add_row(name, *shares, f"{1000 * run['step_s']:.1f} ms", str(run["stayed"]), kills)

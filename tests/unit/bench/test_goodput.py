@@ -59,64 +59,64 @@ WINDOW = Window(2.5, 12.5)
         pytest.param(
             epoch(1, [(3.0 + n, 4 + n) for n in range(10)]),
             True,
-            Goodput(stayed=10, partial=0, again=0, goodput=1.0, samples=1.0),
+            Goodput(stayed=10, partial=0, again=0, goodput=1.0, steps=1.0),
             id="undisturbed: all of the time",
         ),
         pytest.param(
             epoch(1, [(3.0, 4), (4.0, 5)]) + epoch(2, [(8.0, 6), (9.0, 7)], ranks=3) + epoch(3, [(10.0, 8)]),
             True,
-            Goodput(stayed=5, partial=2, again=0, goodput=0.5, samples=0.5),
+            Goodput(stayed=5, partial=2, again=0, goodput=0.5, steps=0.5),
             id="time without a step does not count, a step of the survivors does",
         ),
         pytest.param(
             epoch(1, [(3.0, 4), (4.0, 5)]) + epoch(2, [(8.0, 6), (9.0, 7)], ranks=3) + epoch(3, [(10.0, 8)]),
             False,
-            Goodput(stayed=5, partial=2, again=0, goodput=0.5, samples=0.45),
+            Goodput(stayed=5, partial=2, again=0, goodput=0.45, steps=0.5),
             id="survivors that leave samples out train on fewer",
         ),
         pytest.param(
             epoch(1, [(3.0, 4), (4.0, 5), (5.0, 6)]) + epoch(2, [(9.0, 5), (10.0, 6), (11.0, 7)]),
             True,
-            Goodput(stayed=4, partial=0, again=2, goodput=0.4, samples=0.4),
+            Goodput(stayed=4, partial=0, again=2, goodput=0.4, steps=0.4),
             id="steps that are made again count once",
         ),
         pytest.param(
             epoch(1, [(3.0, 4)]) + epoch(2, [(9.0, 3), (10.0, 4), (11.0, 5)]),
             True,
-            Goodput(stayed=2, partial=0, again=2, goodput=0.2, samples=0.2),
+            Goodput(stayed=2, partial=0, again=2, goodput=0.2, steps=0.2),
             id="a step from before the window that is made again does not count",
         ),
         pytest.param(
             epoch(1, [(3.0, 4), (4.0, 5), (5.0, 6)]) + epoch(2, [(13.0, 5), (14.0, 6)]),
             True,
-            Goodput(stayed=1, partial=0, again=2, goodput=0.1, samples=0.1),
+            Goodput(stayed=1, partial=0, again=2, goodput=0.1, steps=0.1),
             id="steps that are lost at the end do not count, though they are made again after it",
         ),
         pytest.param(
             epoch(1, [(3.0, 4), (4.0, 5)]) + epoch(2, [(5.0, 6), (6.0, 7)]) + epoch(3, [(9.0, 4)]),
             True,
-            Goodput(stayed=1, partial=0, again=4, goodput=0.1, samples=0.1),
+            Goodput(stayed=1, partial=0, again=4, goodput=0.1, steps=0.1),
             id="an epoch that goes on from an old state voids all epochs in between",
         ),
         pytest.param(
             epoch(1, [(3.0, 4), (13.0, 5)]),
             True,
-            Goodput(stayed=1, partial=0, again=0, goodput=0.1, samples=0.1),
+            Goodput(stayed=1, partial=0, again=0, goodput=0.1, steps=0.1),
             id="a step after the end does not count",
         ),
         pytest.param(
             [*epoch(1, [(3.0, 4)]), Commit(4.0, 0, 10, 5, 1, 4), *epoch(2, [(5.0, 6)], ranks=3)],
             True,
-            Goodput(stayed=3, partial=1, again=0, goodput=0.3, samples=0.3),
+            Goodput(stayed=3, partial=1, again=0, goodput=0.3, steps=0.3),
             id="a step that one rank alone had committed stands, if the others go on from it",
         ),
         pytest.param(
             [Commit(2.4, 0, 10, 4, 1, 4), Commit(2.6, 1, 11, 4, 1, 4), *epoch(1, [(3.0, 5)])],
             True,
-            Goodput(stayed=1, partial=0, again=0, goodput=0.1, samples=0.1),
+            Goodput(stayed=1, partial=0, again=0, goodput=0.1, steps=0.1),
             id="a step that ranks commit on both sides of the begin is before it",
         ),
-        pytest.param([], True, Goodput(stayed=0, partial=0, again=0, goodput=0.0, samples=0.0), id="no step"),
+        pytest.param([], True, Goodput(stayed=0, partial=0, again=0, goodput=0.0, steps=0.0), id="no step"),
     ],
 )
 def test_goodput(later: list[Commit], keeps_batch: bool, want: Goodput) -> None:
@@ -171,15 +171,15 @@ def peer(key: str, *, keeps_batch: bool = True) -> Peer:
     return Peer(key, f"<{key}>", [], {}, f"What {key} loses.", None, keeps_batch)
 
 
-def disturbed(every_s: float, share: float, *, samples: float | None = None, skipped: int = 0) -> Disturbed:
-    good = Goodput(stayed=900, partial=20, again=3, goodput=share, samples=share if samples is None else samples)
+def disturbed(every_s: float, share: float, *, steps: float | None = None, skipped: int = 0) -> Disturbed:
+    good = Goodput(stayed=900, partial=20, again=3, goodput=share, steps=share if steps is None else steps)
     return Disturbed(every_s, 180.0, 0.02, 0.99, 18 - skipped, skipped, good)
 
 
 PEERS = [peer("regroup"), peer("torchft_tuned", keeps_batch=False), peer("torchrun")]
 MEASURED = {
     "regroup": [disturbed(10, 0.97), disturbed(60, 0.99)],
-    "torchft_tuned": [disturbed(10, 0.9, samples=0.8), disturbed(60, 0.98)],
+    "torchft_tuned": [disturbed(10, 0.8, steps=0.9), disturbed(60, 0.98)],
     "torchrun": [disturbed(10, 0.2, skipped=4), disturbed(60, 0.85)],
 }
 SETUP = {"ranks": 4, "cpus": 2, "seconds": 180.0, "torch": "2", "load_before": 0.0, "load_after": 0.0}
@@ -192,7 +192,7 @@ def test_table_has_a_row_for_each_rate_of_kills() -> None:
         console.print(tables(FOUND))
     rows = [" ".join(line.split()) for line in printed.get().splitlines()]
     assert "<regroup>, 10 s 97.0 % 97.0 % 99.0 % 20.0 ms 900 18" in rows
-    assert "<torchft_tuned>, 10 s 90.0 % 80.0 % 99.0 % 20.0 ms 900 18" in rows
+    assert "<torchft_tuned>, 10 s 80.0 % 90.0 % 99.0 % 20.0 ms 900 18" in rows
     assert "<torchrun>, 10 s 20.0 % 20.0 % 99.0 % 20.0 ms 900 14 of 18" in rows
     assert "<torchrun>: 6 steps made again or lost. What torchrun loses." in rows
     assert json.loads(json.dumps(FOUND))["regroup"]["every"]["60"]["goodput"] == 0.99
