@@ -1,12 +1,18 @@
 """PID 1 of a worker pod: runs the trainer processes and speaks for them to the operator.
 
-Belongs here: process supervision, the two protocols' edges (operator over TLS, trainers over a Unix socket), the state file.
-Does not: decisions about membership (the operator's), anything that imports more than Python 3.9's standard library.
+Belongs here: supervision of processes, the connections to the operator (TLS) and to the trainers (a Unix socket), the state file.
+Does not: decisions about membership, which the operator makes, and anything beyond the standard library of Python 3.9.
 
-`core` decides, purely: (event, now) -> effects; `session` and `script` are its two tiers, `worker` its state, `aggregate`
-makes one condition of p processes, `progress` and `ending` keep the times. `main` executes the effects; `link` is the way
-to the operator, `http` the little HTTP it needs; `local_server` the way to the trainers; `trainers`, `zygote` and
-`zygote_child` start and reap processes, `orphans` finds what they leave; `statefile` is what a container restart must not
-lose; `launch` reads the command and writes environments, `script_settings` the variables that a script sets by itself;
-`build` makes the zipapp.
+| modules | what they do |
+| --- | --- |
+| `core`, `session`, `script` | decide without I/O: (event, now) -> effects; the last two are the tiers |
+| `worker`, `aggregate`, `events` | state of the worker, its processes as one condition, events and effects |
+| `progress`, `ending`, `faults`, `hangs`, `observing` | decide about reports, the end, repeated faults, stacks, silent members |
+| `main` | feeds events to the core and executes its effects |
+| `link`, `http` | connect to the operator |
+| `local_server`, `group_hook` | hear the trainer processes |
+| `trainers`, `zygote`, `zygote_child`, `orphans` | start, signal and reap processes |
+| `statefile`, `store_socket`, `prober`, `memory`, `kernel_view`, `output` | files, sockets, cgroup, /proc, the log |
+| `launch`, `script_settings`, `gpus` | read the command, the script's text and the container's GPUs |
+| `build` | makes the zipapp |
 """

@@ -1,7 +1,7 @@
-"""p processes of one worker -> its one Condition and Seal. Pure; the table is tests/unit/agent/test_aggregate.py.
+"""Makes one Condition and one Seal of all processes of a worker. Pure; the table is tests/unit/agent/test_aggregate.py.
 
-A worker is a unit of membership: one lost process costs the worker its generation, never its siblings their state.
-So the phase is the least advanced of its processes, and the state is the newest that any of them holds.
+Membership counts workers: if one process is lost, its worker leaves the generation, and the sibling processes keep their state.
+So the worker's phase is that of its least advanced process, and its state is the newest that any process holds.
 """
 
 from __future__ import annotations
@@ -20,60 +20,59 @@ SESSION, SCRIPT, UNKNOWN_TIER = "Session", "Script", "Unknown"
 
 @dataclass
 class Process:
-    """One trainer process, or the place of the one that will be started next. Generations: 0 is none."""
+    """One trainer process, or the place of the next one with this local rank. A generation of 0 means none."""
 
     local_rank: int
     incarnation: int = 0
     floor: int = 0
-    """It never enters a generation at or below it (rule INC): the worker's highest entered when it was started."""
+    """The process enters only generations above this one (rule INC). It is the worker's highest entered one at the start."""
     running: bool = False
-    """From the decision to start it until it is reaped."""
+    """True from the decision to start the process until it is reaped."""
     spawned: bool = False
     attached: bool = False
-    """It waits for a generation, or is in one. False while it rehearses."""
+    """True while the session's process waits for a generation or is in one. False while it rehearses."""
     launched: int = 0
-    """Generation whose RANK and WORLD_SIZE it was started with; 0: started without."""
+    """Generation whose RANK and WORLD_SIZE the process was started with; 0: it was started without them."""
     handed: int = 0
-    """Newest generation that it has an assignment of."""
+    """Newest generation of which the process was given an assignment."""
     entered: int = 0
-    """Highest generation that it has entered itself."""
+    """Highest generation that this process has entered."""
     inside: int = 0
-    """Generation that it has entered and not left."""
+    """Generation that the process has entered and not left."""
     left: int = 0
-    """It has left every generation up to this one for good."""
+    """The process has left every generation up to this one for good."""
     arrived: int = 0
-    """Newest generation at whose store it has arrived."""
+    """Newest generation at whose store the process has arrived."""
     formed: int = 0
     adopted: int = 0
     finished: int = 0
-    """Generation in which it said that the last step is committed."""
+    """Generation in which the process said that the last step is committed."""
     step: int = 0
     state: StatePair | None = None
     state_adopted: int = 0
     broken: str | None = None
-    """Why it left its last group, where that was an error."""
+    """Error with which the process left its last group; None: it left without one."""
     computed: bool = False
-    """It has committed a step with a share that was not empty since it was started."""
+    """True once this process has committed a step in which it had a microbatch."""
     busy: Busy | None = None
-    """What it does that may take longer than a step, as it said; `busy_since_s` is when that was."""
+    """Activity that may take longer than a step, as the process announced it at `busy_since_s`."""
     busy_since_s: float = 0.0
     first_step_since_s: float | None = None
-    """When it began to rehearse, or adopted the generation in which its first step is; None: neither, or it has committed
-    since."""
+    """Start of the process's first step or of its rehearsal. None once a step is committed."""
     hung: str | None = None
-    """Why it is being killed: it hangs."""
+    """Reason for which the agent kills the process because it hangs."""
     cannot_run: str = ""
-    """Why the library ends it, and each process after it (local.CannotRun); empty: it does not."""
+    """The library's reason why no process of this job can run (local.CannotRun); empty: there is none."""
     let_go: bool = False
-    """It was told to leave its loop (local.FinishLocally)."""
+    """The agent has told the process to leave its loop (local.FinishLocally)."""
     runs_again: bool = False
-    """It is being killed because all members run their end again."""
+    """The agent kills the process because all members run their end again."""
     done: bool = False
-    """It has returned 0 by itself: a session's after its last step."""
+    """The process has returned 0 by itself; in a session that was after the last step."""
     observed: str = ""
-    """Script tier: what the hook in it said last (local.Observed.group); empty: nothing, it may have no hook."""
+    """Last word of the hook in a script's process (local.Observed.group); empty: the hook is silent or missing."""
     start_at_s: float | None = None
-    """When the next process of this local rank is to be started."""
+    """Time at which the next process of this local rank starts."""
 
     def may_enter(self, generation: int) -> bool:
         """Return whether rule INC lets this process form the generation."""
@@ -82,36 +81,42 @@ class Process:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the worker knows beside its processes."""
+    """State of the worker beside its processes: the other half of the input of `condition` and `seal`."""
 
     saved: Saved
     heard: int = 0
     refused: int = 0
-    """No process will enter this generation or one below, whatever it has entered and left (rule HEARD)."""
+    """The worker's processes refuse to enter this generation and all below it (rule HEARD)."""
     tier: str = UNKNOWN_TIER
     session: bool = False
     """The script is known to use the library."""
     finish: int = 0
-    """The generation whose end the operator has told (wire.Finish); 0: none."""
+    """Generation in which the job's steps ended, by the operator's word (wire.Finish); 0: they have not."""
     stopped: bool = False
     replacing: bool = False
-    """Script tier: processes are being ended because a newer generation wants new ones."""
+    """The agent ends a script's processes because a newer generation needs new ones."""
     preloading: bool = False
-    """The zygote imports: processes that were started now would not be faster than it."""
+    """The zygote is still importing. The worker is not ready, since a process would have to import the same modules."""
     unobserved: bool = False
-    """Script tier: its processes have run for so long that init_process_group is not waited for any more."""
+    """A script's processes have run so long without a word of the hook that they count as training."""
     cause: str | None = None
-    """Script tier: why the last processes ended."""
+    """Reason why a script's last processes ended."""
     step: int = 0
     """Newest step reported as progress in the current generation."""
     now_s: float = 0.0
     snapshot: SnapshotState | None = None
-    """What the worker's memory snapshot holds: it outlives its processes."""
+    """State in the worker's memory snapshot, which outlives its processes."""
 
 
 def condition(processes: Sequence[Process], facts: Facts) -> Condition:
-    """Return the worker's condition. `generation` is, by phase: forming to finished, the one that the processes are in;
-    broken, the one that broke; starting and ready, 0 in a session, else the one whose environment the processes have."""
+    """Return the worker's condition, which every report to the operator carries.
+
+    The phase decides which generation the condition names:
+
+    - forming to finished: the generation that the processes are in
+    - broken: the generation that broke
+    - starting and ready: 0 in a session; of a script the generation whose environment the processes have
+    """
     by_session = facts.session or facts.tier == SESSION
     phase, generation, cause = (_session_phase if by_session else _script_phase)(processes, facts)
     if facts.stopped:
@@ -134,7 +139,10 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
 
 
 def busy(processes: Sequence[Process], now_s: float) -> tuple[Busy, ...]:
-    """Return what the processes do that may take longer than a step: of equal ones the one that began last."""
+    """Return the activities that may take longer than a step, each once and with its age.
+
+    If several processes do the same, the one that began last counts: the operator's bound holds for each process.
+    """
     youngest: dict[Busy, float] = {}
     for p in processes:
         if not p.running or p.hung is not None:
@@ -148,7 +156,7 @@ def busy(processes: Sequence[Process], now_s: float) -> tuple[Busy, ...]:
 
 
 def group(processes: Sequence[Process], facts: Facts) -> str:
-    """Return what is known of the process group of a script's processes."""
+    """Return whether a script's processes have formed their process group, as far as their hooks have told."""
     if facts.replacing or facts.cause is not None or not all(p.running or p.done for p in processes):
         return Group.WAITING
     if all(p.done or p.observed == "formed" for p in processes):
@@ -157,11 +165,11 @@ def group(processes: Sequence[Process], facts: Facts) -> str:
 
 
 def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
-    """Return the worker's seal, or None while any process is in a group or the state file's loss is not settled yet.
+    """Return the worker's seal: its promise never to enter `left_up_to` or a generation below it.
 
-    It covers every generation that the agent would refuse to enter (rule HEARD), not only those that were entered: of a
-    generation that was announced and never entered, nobody else can say that it cannot have trained. The promise is
-    kept by the core: once sent, no process of this worker enters `left_up_to` or below, after a container restart either.
+    None while a process is in a group, and while a lost state file waits for the operator's welcome. The seal covers every
+    generation that the agent would refuse to enter (rule HEARD), entered or not. Only this worker can say that a
+    generation which it never entered has not trained. The core keeps the promise, after a container restart as well.
     """
     by_session = facts.session or facts.tier == SESSION
     if facts.saved.entered == UNKNOWN:
@@ -181,7 +189,10 @@ def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
 
 
 def _newest(processes: Sequence[Process], snapshot: SnapshotState | None) -> tuple[StatePair | None, int, bool]:
-    """Return the newest state that the worker holds, where it was adopted, and whether nothing but a backup is held."""
+    """Return the newest state that the worker holds, the generation that adopted it, and whether it is only a backup.
+
+    A backup is a memory snapshot that is newer than every live state.
+    """
     live = [(p.state, p.state_adopted) for p in processes if p.state is not None]
     if snapshot is not None and snapshot.is_last:
         live.append((snapshot.state, snapshot.adopted))

@@ -1,4 +1,4 @@
-"""Makes the zipapp: `python -m _regroup_agent.build OUT.pyz`. The same bytes from the same sources."""
+"""Makes the zipapp of the agent: `python -m _regroup_agent.build OUT.pyz`. Equal sources give equal bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def sources() -> dict[str, Path]:
-    """Return what travels in the zipapp, by its name there."""
+    """Return the files of the zipapp by their names in it."""
     files = [_ROOT / "regroup" / "__init__.py"]
     files += sorted((_ROOT / "regroup" / "protocol").glob("*.py"))
     files += sorted(path for path in (_ROOT / "_regroup_agent").glob("*.py") if path.name != "build.py")
@@ -26,7 +26,7 @@ def sources() -> dict[str, Path]:
 
 
 def build(target: Path) -> None:
-    """Write the zipapp to `target`, replacing what is there at once."""
+    """Write the zipapp to `target`. An older file there is replaced atomically."""
     aside = target.with_suffix(".new")
     with aside.open("wb") as file:
         file.write(b"#!/usr/bin/env -S python3 -I\n")
@@ -41,7 +41,7 @@ def build(target: Path) -> None:
 
 
 def main() -> None:
-    """Build what the command line names."""
+    """Build the zipapp whose path the command line names."""
     if len(sys.argv) != 2:
         sys.exit("Usage: python -m _regroup_agent.build OUT.pyz")
     build(Path(sys.argv[1]))

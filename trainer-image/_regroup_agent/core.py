@@ -1,7 +1,7 @@
 """The agent's decisions: `Core.handle(event, now)` -> effects. No I/O, no clock; tests/unit/agent/test_core.py is its table.
 
-Here: commands and what is refused of them (rule FENCE), timers, the end, and when a changed condition is said (RESAY: always
-the whole of it). `session` and `script` are the two tiers; `worker` is the state; `aggregate` says what p processes mean.
+This module decides about commands and their refusal (rule FENCE), timers, the end, and the time of a report. Each report has
+the whole condition (rule RESAY). `session` and `script` decide what differs between the tiers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .statefile import UNKNOWN, Saved
 from .worker import Identity, Worker
 
 CHANGED_DELAY_S = 0.01
-"""A changed condition waits this long for a report that says more: forming is mostly followed by `formed` at once."""
+"""Delay of the report of a changed condition. Mostly a report that says more follows at once, as `formed` follows forming."""
 
 __all__ = ["Core", "Identity"]
 
 
 class Core:
-    """One agent. `handle` is the only way to change it; not re-entrant.
+    """The decisions of one agent. Only `handle` changes the state; it is not re-entrant.
 
-    `session`: the script is known to use the library, so its processes start as soon as the operator is reached.
-    `preloading`: a zygote imports, and `Preloaded` will follow; until then a script's worker is not ready.
-    `cannot_run`: why no process can train here. None is started then, and each operator that is reached is told.
+    - `session`: the script is known to use the library. Its processes start as soon as the operator is reached.
+    - `preloading`: a zygote is importing, and a `Preloaded` event will follow. A script's worker is not ready before.
+    - `cannot_run`: reason why no process can train here. The core then starts none and tells each operator the reason.
     """
 
     def __init__(
@@ -57,13 +57,16 @@ class Core:
     # --- what the edge asks ----------------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
-        """Return the effects of one event, to be executed in their order. `now_s`: seconds on a monotonic clock."""
+        """Take in an event and return the effects that the caller must execute, in their order.
+
+        `now_s` is the time on a monotonic clock.
+        """
         worker = self._worker
         worker.now_s = now_s
         self._dispatch(event, now_s)
         self._run_timers(now_s)
         worker.keep_seal()
-        # Hello says all of it, and what follows is compared anew once the stream is open.
+        # Hello carries the whole condition. A later change is compared with it once the stream is open.
         if not worker.connected or worker.key() == worker.said:
             self._changed_due_s = None
         elif self._changed_due_s is None:
@@ -73,38 +76,41 @@ class Core:
 
     @property
     def due_s(self) -> float | None:
-        """When `Tick` is wanted, on the clock of `handle`; None: only another event can change anything."""
+        """Time at which the caller must hand in a `Tick`, on the clock of `handle`; None: only another event matters."""
         worker = self._worker
         dues = [p.start_at_s for p in worker.processes]
         dues += [worker.progress.due_s if worker.connected else None, self._changed_due_s, self._hangs.due_s]
-        if not worker.stopped:  # while it ends, only the end has times of its own
+        if not worker.stopped:  # a worker that ends has no timers of its tier
             dues.append(worker.ending.due_s if worker.ending else self._script.due_s)
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def by_session(self) -> bool:
-        """True once it is known that the script uses the library."""
+        """True once the agent knows that the script uses the library."""
         return self._worker.by_session
 
     def report(self, body: Any, now_s: float) -> wire.Report:
-        """Return a report of this moment, which is about to be written: the whole condition and seal around `body`."""
+        """Return a report that the caller is about to write: `body` with the present condition and seal."""
         worker = self._worker
-        worker.now_s = now_s  # how old something is, also if there has been no event for long
+        worker.now_s = now_s  # ages in the report count from here; the last event may be long ago
         report = worker.report(body)
         worker.said = worker.key()
         return report
 
     def rank_of(self, local_rank: int) -> int | None:
-        """Return a process's rank in the newest generation that was heard; None: it is in none."""
+        """Return a process's rank in the newest generation that was heard; None: the worker is no member of it."""
         newest = self._worker.generation
         return newest.rank_offset + local_rank if newest is not None and newest.member else None
 
     def expects(self, local_rank: int, incarnation: int) -> bool:
-        """Return whether a process that attaches so is one that runs."""
+        """Return whether the running process of this local rank has this incarnation."""
         return self._worker.expects(local_rank, incarnation)
 
     def gives_store(self, generation: int) -> bool:
-        """Return whether the fresh listening socket is the store of this generation: the process gets the descriptor."""
+        """Return whether the fresh listening socket is the store of this generation.
+
+        If so, the process that asks gets its descriptor.
+        """
         newest = self._worker.generation
         return (
             newest is not None
@@ -130,7 +136,8 @@ class Core:
             worker.connected = True
             self._resay(now_s)
             if worker.cannot_run:
-                why = worker.cannot_run  # said as if a process had been started, and had found it
+                # Reported as the exit of a process, so that the operator has one case to handle.
+                why = worker.cannot_run
                 worker.send(wire.Fault("exit", why, local_rank=0, exit_code=2, reason=wire.CANNOT_RUN, detail=why))
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
@@ -244,7 +251,10 @@ class Core:
             self._stop(body, now_s)
 
     def _refusal(self, command: wire.Command) -> str | None:
-        """Return the sentence that refuses a command (rule FENCE), empty for one that is only said again; None: obey."""
+        """Return the sentence with which a command is refused (rule FENCE), or None if the agent must obey it.
+
+        The sentence is empty for a command that only repeats an earlier one; nothing is logged then.
+        """
         worker, body, mine = self._worker, command.body, self._worker.identity
         name = getattr(body, "TYPE", "command")
         newest = worker.generation
@@ -271,7 +281,7 @@ class Core:
     def _welcomed(self, body: wire.Welcome, newest: int, now_s: float) -> None:
         worker = self._worker
         if worker.saved.entered == UNKNOWN:
-            # A new incarnation, because a condition never goes back within one.
+            # A new incarnation: within one incarnation `entered` and `adopted` of a condition never fall.
             incarnation = worker.saved.incarnation + 1
             worker.persist(entered=newest, adopted=newest, started=newest, incarnation=incarnation)
             worker.heard = max(worker.heard, newest)
@@ -282,7 +292,7 @@ class Core:
         self._script.say_adopted()
 
     def _start_session(self, now_s: float) -> None:
-        """Tier Session: start what does not run, unless it has ended or waits for its restart."""
+        """Start the processes of a session that do not run, unless they have ended or wait for their restart."""
         worker = self._worker
         if worker.tier != SESSION or worker.ending is not None:
             return
@@ -298,16 +308,16 @@ class Core:
             worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)
             worker.effects.append(ev.Observe(body.observes))
         if worker.by_session and (worker.finish is not None or body.member):
-            worker.take_back()  # who left before the end was told, and is needed again, starts again, too
+            worker.take_back()  # also for processes that returned 0 before the end of the steps was told
         for process in worker.processes:
             if not body.member and not process.inside:
-                process.broken = None  # it waits for the next generation, like any other worker that is ready
+                process.broken = None  # the worker is ready, and waits for the next generation
             worker.hand(process)
         if not worker.by_session and worker.ending is None:
             self._script.replace(now_s)
 
     def _restart(self, body: wire.Restart) -> None:
-        """Kill the processes that keep this worker out of the newest generation; what follows is what follows a crash."""
+        """Kill the processes that keep this worker out of the newest generation. They restart as after a crash."""
         worker = self._worker
         newest = worker.generation
         if worker.ending is not None:
@@ -322,10 +332,10 @@ class Core:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _finish(self, command: wire.Command, body: wire.Finish, now_s: float) -> None:
-        """The steps are over: every script leaves its loop, and one that starts from now on does not begin it."""
+        """End the steps: every script leaves its loop, and a script that starts later does not begin it."""
         worker = self._worker
         worker.finish = body
-        worker.heard = max(worker.heard, command.generation)  # a newer one that was announced too late is not entered
+        worker.heard = max(worker.heard, command.generation)  # a generation that was announced too late stays closed
         for process in worker.processes:
             worker.let_go(process)
         self._start_session(now_s)
@@ -335,7 +345,7 @@ class Core:
         if worker.ending is not None and not worker.ending.draining:
             return
         if worker.is_done and body.outcome == local.SUSPENDED:
-            return  # the operator did not know yet that nothing is left to suspend; it says `Complete` once it has kept that
+            return  # the operator had not heard that all scripts returned 0; it will send `Complete` once it has stored that
         attached = any(p.attached and not p.let_go for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
         self._end_processes(body.outcome)
@@ -343,7 +353,7 @@ class Core:
         self._exit_if_ended()
 
     def _end_processes(self, outcome: str) -> None:
-        """Tell those that are attached; SIGTERM to the others."""
+        """Tell the attached processes to stop, and send SIGTERM to the others. No process restarts from now on."""
         worker = self._worker
         for process in worker.processes:
             process.start_at_s = None
@@ -359,7 +369,7 @@ class Core:
             if not worker.connected:
                 self._disconnected(now_s)
             return
-        # A state that perhaps nobody else has, a script that saves the trained model, or the word that it has returned 0.
+        # The worker may be the only one that has the state, a script that saves the model, or the word that it returned 0.
         holds = event.waits and any(p.state is not None or p.let_go or p.done for p in worker.processes)
         mine = worker.identity
         worker.ending = ending.after_sigterm(worker.connected, holds, mine.grace_s, now_s, saves=mine.saves)
@@ -371,15 +381,20 @@ class Core:
         self._exit_if_ended()
 
     def _disconnected(self, now_s: float) -> None:
-        """End the processes now where an operator was asked that does not come back: `regroup run` closes its end and signals its
-        agents in the same moment."""
+        """End the processes now if their worker is draining and no operator will come back.
+
+        This is the case under `regroup run`, which closes its connections and signals its agents at the same moment.
+        """
         worker = self._worker
         if worker.ending is not None and worker.ending.draining and not worker.ending.waits:
             worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
             self._exit_if_ended()
 
     def _exit_if_ended(self) -> None:
-        """Exit once nothing runs any more. Who has returned 0 stays as long as it can: until the operator has kept that."""
+        """Exit once no process runs any more.
+
+        A worker whose scripts have returned 0 stays during its grace, until the operator has stored that and sends `stop`.
+        """
         worker = self._worker
         if worker.ending is not None and worker.ending.trains_on and worker.is_done:
             return
@@ -389,7 +404,7 @@ class Core:
             worker.effects.append(ev.Exit(worker.ending.code))
 
     def _resay(self, now_s: float) -> None:
-        """Say again what only a report can tell, for the generation that the condition names (rule RESAY)."""
+        """Send the reports again that the condition does not contain, for the generation that it names (rule RESAY)."""
         worker = self._worker
         generation = worker.condition_and_seal()[0].generation
         formed, is_news = worker.formed_body, progress.is_news(worker.formed_s, worker.lost_s)

@@ -1,6 +1,6 @@
-"""What the core hears (events) and what it asks of the edge (effects). No behaviour.
+"""Events, which the edge (`main`) hands to the core, and effects, which the core returns to it. No behaviour.
 
-The edge executes the effects of one event in their order, before it hands in the next event: a `Persist` is on disk
+The edge executes all effects of one event, in their order, before it hands in the next event. So a `Persist` is on disk
 before the `Tell`, `Start` or `Send` that follows it.
 """
 
@@ -21,12 +21,12 @@ from .statefile import Saved
 
 @dataclass(frozen=True)
 class Connected:
-    """The operator accepted the hello and streams commands."""
+    """The operator has accepted the hello and streams commands."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The operator's stream is gone."""
+    """The connection to the operator has ended."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Commanded:
 
 @dataclass(frozen=True)
 class Paced:
-    """The operator's answer to a report of progress says how often it wants them (wire.Accepted)."""
+    """The operator has answered a report of progress with the factor by which reports must become rarer (wire.Accepted)."""
 
     progress_factor: float
 
 
 @dataclass(frozen=True)
 class FromTrainer:
-    """A message of the local protocol from the process with this local rank and incarnation."""
+    """The process with this local rank and incarnation has sent a message of the local protocol."""
 
     local_rank: int
     incarnation: int
@@ -66,7 +66,7 @@ class Spawned:
 
 @dataclass(frozen=True)
 class Held:
-    """What a process's memory snapshot holds, read once the process has ended: its last message may have been lost."""
+    """The edge has read the memory snapshot of a process that ended, since the process's last message about it may be lost."""
 
     local_rank: int
     snapshot: SnapshotState | None
@@ -74,21 +74,21 @@ class Held:
 
 @dataclass(frozen=True)
 class Exited:
-    """A process is dead and reaped. `code`: exit code, negative for a signal."""
+    """A process is dead and reaped. `code` is its exit code, or the negative number of the signal that killed it."""
 
     local_rank: int
     incarnation: int
     code: int
     last_line: str = ""
     tail: str = ""
-    """Last lines of its traceback, or of what it wrote to stderr."""
+    """Last lines of the traceback, or of stderr if there is none."""
     memory: Memory | None = None
-    """The kernel killed a process of this container for lack of memory since the last end."""
+    """Memory of the container, if the kernel has killed one of its processes for lack of memory just before this exit."""
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What the kernel says of a process that did not answer (`Probe`). `place`: see wire.ProcessStack."""
+    """The edge has looked at a process as `Probe` asked. `place` is one of the places of wire.ProcessStack."""
 
     local_rank: int
     incarnation: int
@@ -99,34 +99,35 @@ class Probed:
 
 @dataclass(frozen=True)
 class StoreOpened:
-    """The fresh listening socket for the next store has this port."""
+    """The edge has opened a fresh listening socket for the next store, on this port."""
 
     port: int
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What is known of a member that this agent observes has changed. `watches`: all of them, as they are now and will be."""
+    """The level of a member that this agent observes has changed."""
 
     watches: tuple[Watch, ...]
+    """Live objects of all observed members, which go on changing."""
 
 
 @dataclass(frozen=True)
 class Terminated:
-    """The agent got the signal that ends its container: the pod is being deleted, or `regroup run` ends."""
+    """The agent has got the signal that ends its container: the pod is being deleted, or `regroup run` ends."""
 
     waits: bool = True
-    """The operator may be away for a moment only. `regroup run` does not come back."""
+    """A lost operator may come back. False under `regroup run`."""
 
 
 @dataclass(frozen=True)
 class Preloaded:
-    """The zygote's import is over: it forks from now on, or it has failed and processes are exec'd."""
+    """The zygote's import is over. It forks from now on; if the import has failed, processes are exec'd."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """`Core.due_s` has come."""
+    """The time `Core.due_s` has come."""
 
 
 Event = Union[
@@ -152,7 +153,7 @@ Event = Union[
 
 @dataclass(frozen=True)
 class Send:
-    """Report to the operator now, if it can be reached; a Fault is kept until it has been answered."""
+    """Send a report to the operator if it is connected. The edge keeps a Fault until an operator has answered it."""
 
     report: wire.Report
 
@@ -172,7 +173,7 @@ class Persist:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a process. `generation` None: session tier, without RANK and WORLD_SIZE."""
+    """Start a process. Without a generation it gets no RANK and WORLD_SIZE, as in a session."""
 
     local_rank: int
     incarnation: int
@@ -188,7 +189,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Probe:
-    """Find out from outside what a process does, which comes back as `Probed`. `attached`: it takes STACK_SIGNAL."""
+    """Look at a process through the kernel and answer with `Probed`. An attached process also prints stacks on STACK_SIGNAL."""
 
     local_rank: int
     incarnation: int
@@ -197,19 +198,19 @@ class Probe:
 
 @dataclass(frozen=True)
 class Observe:
-    """Observe these members from now on, and nobody else."""
+    """Observe these members from now on, and no others."""
 
     observed: tuple[wire.Observed, ...]
 
 
 @dataclass(frozen=True)
 class YieldStore:
-    """Close the fresh listening socket, its port is the script's now, and open another."""
+    """Close the fresh listening socket, whose port the script binds now, and open another one."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """End the agent, after the reports on their way have been answered (a second at most)."""
+    """End the agent once the reports that were sent have been answered, after one second at the latest."""
 
     code: int
 

@@ -1,7 +1,7 @@
-"""The faults that an operator may not have written to the status yet, and which of them are reported again. Pure.
+"""The faults that an operator may not have written to the status yet, and the choice of those to report again. Pure.
 
-An answer says that an operator has heard of a fault. It may die before it has written that to the status. So the exits of
-processes, which are counted, are reported again to the next operator: it finds in the status which of them were seen (adr/0067).
+An operator that has answered a fault may die before it writes the fault to the status. Exits of processes are counted, so none
+may be missed. They are reported again to the next operator, which finds in the status the ones that were counted (adr/0067).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from regroup.protocol import wire
 
 MAX_UNANSWERED = 100
 MAX_ANSWERED = 32
-"""So many exits are reported again although they were answered."""
+"""Number of answered exits that are kept to be reported again."""
 ANSWERED_S = 600.0
-"""For so long: an operator that dies leads again, or is followed by another one, far sooner."""
+"""Time for which an answered exit is kept. An operator that dies has a successor far sooner."""
 
 
 @dataclass(eq=False)
 class Kept:
-    """One fault and when it was first reported, or was to be. Times are monotonic seconds."""
+    """One fault, and the monotonic time at which the agent first wanted to report it."""
 
     fault: wire.Fault
     at_s: float
@@ -34,24 +34,26 @@ class Faults:
         self._kept: list[Kept] = []
 
     def add(self, fault: wire.Fault, now_s: float) -> Kept:
-        """Keep a fault; it is about to be reported."""
+        """Keep a fault that the caller is about to report."""
         kept = Kept(fault, now_s)
         self._kept.append(kept)
         self._forget(now_s)
         return kept
 
     def answered(self, kept: Kept, now_s: float) -> None:
-        """An operator has heard of it."""
+        """Mark a fault as answered by an operator. Only an exit is kept after that."""
         kept.answered = True
         self._forget(now_s)
 
     def refused(self, kept: Kept) -> None:
-        """Forget a fault that an operator could not use: each hello would be followed by its refusal."""
+        """Forget a fault that an operator has refused as invalid. It would be refused after each hello."""
         self._kept = [one for one in self._kept if one is not kept]
 
     def again(self, now_s: float, *, anew: bool, on_their_way: Collection[Kept] = ()) -> list[tuple[Kept, wire.Fault]]:
-        """Return what is to be reported now, with its age. `anew`: to an operator that may be another one than the last, and knows
-        which exits were counted."""
+        """Return the faults to report now, each with its present age.
+
+        `anew`: the operator may be another one than the last. It is told of answered exits as well.
+        """
         self._forget(now_s)
         due = [kept for kept in self._kept if (anew or not kept.answered) and kept not in on_their_way]
         return [(one, replace(one.fault, observed_ms=one.fault.observed_ms + (now_s - one.at_s) * 1000)) for one in due]

@@ -1,5 +1,4 @@
-"""Whether a worker has a GPU for each of its processes. Said before any process starts: each would find it out by itself, again and
-again."""
+"""Checks that a worker has a GPU for each of its processes, before any process starts and would fail again and again."""
 
 from __future__ import annotations
 
@@ -12,12 +11,14 @@ from regroup.protocol.gpus import VISIBLE, may_share, visible
 
 DEV = Path("/dev")
 _DEVICE = re.compile(r"nvidia\d+")
-"""The driver's device of one GPU. A container has those that it was given; a privileged one has all of its node."""
+"""Name of the driver's device of one GPU. A container has the GPUs that it was given, a privileged one has all of its node."""
 
 
 def lack(environ: Mapping[str, str], processes: int, dev: Path = DEV) -> str:
-    """Return one sentence where a worker has fewer GPUs than processes; empty: each has one, may share one, or there is no GPU and
-    the script computes on the CPU."""
+    """Return a sentence if a worker has fewer GPUs than processes, else an empty text.
+
+    Nothing is lacking if the processes may share a GPU, or if there is no GPU at all: the script then computes on the CPU.
+    """
     num_gpus = count(environ, dev)
     if num_gpus == 0 or processes <= num_gpus or may_share(environ):
         return ""
@@ -30,7 +31,7 @@ def lack(environ: Mapping[str, str], processes: int, dev: Path = DEV) -> str:
 
 
 def count(environ: Mapping[str, str], dev: Path = DEV) -> int:
-    """Return how many GPUs CUDA shows a process of this container. Of MIG devices that is one, however many there are."""
+    """Return the number of GPUs that CUDA shows to a process of this container. Of several MIG devices CUDA shows one."""
     try:
         found = sum(_DEVICE.fullmatch(path.name) is not None for path in dev.iterdir())
     except OSError:

@@ -1,9 +1,9 @@
 """Tells the agent when this process has passed `torch.distributed.init_process_group`. Runs in the user's process.
 
-The zygote executes this text before it imports torch; a process that is exec'd finds it as `sitecustomize` in a directory
-that the agent puts first in PYTHONPATH, and its own `sitecustomize` runs after it. It imports neither torch nor
-anything of ours, and leaves the process as it found it: an import hook waits for torch's module, PYTHONPATH is restored.
-Whatever fails here is silent: the agent then calls the process unobserved, and the user's script runs on.
+The zygote executes this text before it imports torch. A process that is exec'd finds it as `sitecustomize`, in a directory
+that the agent puts first in PYTHONPATH. The user's own `sitecustomize` runs afterwards, and PYTHONPATH is restored.
+The text imports neither torch nor anything of ours: an import hook waits for torch's module.
+Failures here are silent. The agent then calls the process unobserved, and the user's script runs on.
 """
 
 import functools
@@ -18,11 +18,11 @@ from typing import Any
 MODULE = "torch.distributed.distributed_c10d"
 FUNCTION = "init_process_group"
 SAY_S = 2.0
-"""How long a message to the agent may take. Nothing waits for an answer."""
+"""Timeout of a message to the agent. Nothing waits for an answer."""
 
 
 def say(group: str) -> None:
-    """Tell the agent where this process is: watched, entered or formed."""
+    """Tell the agent the state of this process's group: watched, entered or formed."""
     try:
         message = {
             "type": "observed",
@@ -39,14 +39,14 @@ def say(group: str) -> None:
 
 
 def wrap(module: Any) -> None:
-    """Replace the module's function by one that says when it is called and when it has returned."""
+    """Replace the module's function by one that tells the agent when it is called and when it has returned."""
     original = getattr(module, FUNCTION, None)
     if original is None or hasattr(original, "_regroup"):
         return
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        # A script that uses the library tells its agent more than this.
+        # The library tells the agent more than this hook can.
         if "regroup.job" in sys.modules:
             return original(*args, **kwargs)
         say("entered")
@@ -59,7 +59,7 @@ def wrap(module: Any) -> None:
 
 
 class Finder:
-    """Wraps the function when torch imports its module, before anybody can take the function from it."""
+    """Wraps the function while its module is imported, before any other module can take the function from there."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         if name != MODULE:
@@ -81,7 +81,7 @@ class Finder:
 
 
 def install() -> None:
-    """Wrap the function now or when its module is imported."""
+    """Wrap the function now, or when its module is imported."""
     if MODULE in sys.modules:
         wrap(sys.modules[MODULE])
     else:
@@ -89,7 +89,7 @@ def install() -> None:
 
 
 def run_users_sitecustomize() -> None:
-    """Undo what brought this text here, and run the `sitecustomize` that python would have run without it."""
+    """Restore PYTHONPATH and `sys.path`, and run the `sitecustomize` that python would have run without this hook."""
     directory = os.path.dirname(__file__)
     sys.path[:] = [path for path in sys.path if path != directory]
     rest = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != directory]

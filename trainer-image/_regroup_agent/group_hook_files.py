@@ -1,4 +1,4 @@
-"""Brings group_hook.py to where it runs: its text for the zygote, a `sitecustomize` for processes that are exec'd."""
+"""Hands out group_hook.py: as a text to the zygote, as a `sitecustomize` file to processes that are exec'd."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def group_hook() -> str:
-    """Return the hook's text."""
+    """Return the source text of the hook."""
     text = pkgutil.get_data(__package__, "group_hook.py")
     assert text is not None
     return text.decode()
 
 
 def write_group_hook(state_dir: str, log: Callable[[str], None]) -> str:
-    """Write the hook as `sitecustomize.py` into a directory of its own, and return that; empty where it cannot be written."""
+    """Write the hook as `sitecustomize.py` into a directory of its own and return that, or "" if the disk refuses it."""
     directory = Path(state_dir) / "group-hook"
     try:
         directory.mkdir(exist_ok=True)

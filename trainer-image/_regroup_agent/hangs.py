@@ -1,8 +1,8 @@
-"""What the agent does when no step is committed any more: find out where every process is, and kill what the operator names.
+"""Finds out where every process is when no step is committed any more, and kills the processes that the operator names.
 
-A process that can be asked answers by the thread that listens to the agent, even while its main thread is stuck. One that
-does not answer within ANSWER_S is looked at from outside (`Probe`): a stopped process answers nothing. Pure; who hangs is the
-operator's decision (regroup_operator.plan.failures.hangs).
+An attached process answers in the thread that listens to the agent, even while its main thread is stuck. If it does not answer
+within ANSWER_S, the edge looks at it through the kernel (`Probe`): a stopped process answers nothing. Pure. The operator
+decides which process hangs (regroup_operator.plan.failures.hangs).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .aggregate import Process
 from .worker import Worker
 
 ANSWER_S = 2.0
-"""A thread that gets the interpreter's lock answers in milliseconds; native code that keeps the lock so long is probed."""
+"""Time after which a silent process is probed. A thread answers in milliseconds unless native code keeps the interpreter's lock."""
 PROBE_S = 5.0
-"""The answer of the edge to `Probe` takes half a second; after so long the report goes without it."""
+"""Time after which the report goes without a probe's answer, which takes half a second."""
 MAX_CHAINS = 30_000
-"""Characters of one report for all processes' calls: a report has at most 64 KiB."""
+"""Characters of one report for the calls of all processes. A report has at most 64 KiB."""
 
 
 class Hangs:
-    """The one question that is open, if there is one."""
+    """The open question for stacks, if there is one. At most one is open at a time."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._answers: dict[int, ProcessStack] | None = None
-        """By local rank; None: nothing was asked, or it is answered."""
+        """Answers by local rank; None: no question is open."""
         self._asked: dict[int, int] = {}
-        """Incarnations of the processes that were asked, by local rank."""
+        """Incarnation of each process that was asked, by local rank."""
         self._probe_at_s: float | None = None
         self._give_up_at_s: float | None = None
 
@@ -44,7 +44,7 @@ class Hangs:
         return self._probe_at_s if self._probe_at_s is not None else self._give_up_at_s
 
     def ask(self, now_s: float) -> None:
-        """Ask every process; a question that is open already will be answered anyway."""
+        """Ask every running process for its stack. Does nothing while a question is open, whose answer will come."""
         if self._answers is not None:
             return
         running = [p for p in self._worker.processes if p.running]
@@ -79,7 +79,7 @@ class Hangs:
         self._send_if_complete(given_up=self._give_up_at_s is not None and now_s >= self._give_up_at_s)
 
     def kill(self, command: wire.Kill) -> None:
-        """Kill the processes that are named and still run; `Session.exited` starts them again."""
+        """Kill the named processes that still run. `Session.exited` starts them again."""
         for process in self._worker.processes:
             if process.running and process.incarnation in command.incarnations and process.hung is None:
                 process.hung = command.message
@@ -88,7 +88,7 @@ class Hangs:
                 self._worker.effects.append(ev.Signal(process.local_rank, signal.SIGKILL))
 
     def _open(self) -> list[int]:
-        """Return the local ranks that still have to answer: asked, not answered, the same process still running."""
+        """Return the local ranks that were asked and have not answered, and whose same process still runs."""
         processes, answers = self._worker.processes, self._answers or {}
         return [
             rank

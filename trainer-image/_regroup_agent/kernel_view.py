@@ -1,7 +1,7 @@
-"""What the kernel says of a process that does not answer: its state, and where each of its threads waits in the kernel.
+"""Reads from /proc the state of a process that does not answer, and where each of its threads waits in the kernel.
 
-The native stack itself is not to be had here: /proc/PID/stack needs root, a debugger the capability SYS_PTRACE. `wchan`
-is readable for processes of the same user on most kernels, else it says 0.
+The agent cannot get the native stack: /proc/PID/stack needs root, a debugger the capability SYS_PTRACE. `wchan` is
+readable for processes of the same user on most kernels; otherwise it says 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATES = {
 
 
 def look(pid: int) -> tuple[str, str, str]:
-    """Return its place (wire.ProcessStack), one sentence, and a text of one line a thread."""
+    """Return a process's place (wire.ProcessStack), a sentence on its state, and a text with a line for each thread."""
     state = _state(Path(f"/proc/{pid}/status"))
     place = ProcessStack.STOPPED if state in ("T", "t") else ProcessStack.SILENT
     lines = [f"process {pid}: state {state or '?'} ({STATES.get(state, 'unknown')})"]
@@ -42,7 +42,7 @@ def look(pid: int) -> tuple[str, str, str]:
 
 
 def calls_in(stderr: str) -> str:
-    """Return the innermost calls of the main thread in what faulthandler has written last; empty where there are none."""
+    """Return the innermost calls of the main thread from the last stacks that faulthandler wrote, or an empty text."""
     calls: list[str] = []
     for line in reversed(stderr.splitlines()):
         found = _CALL.match(line)

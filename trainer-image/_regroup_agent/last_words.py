@@ -1,4 +1,4 @@
-"""What a process wrote to stderr last: the line that explains its end, and the last lines of its traceback. Pure."""
+"""Finds in a process's stderr the line that explains its end, and the last lines of its traceback. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from regroup.protocol.text import shorten
 
 KEPT_BYTES = 8192
-"""Of a process's stderr that are kept: a deep traceback begins further up, but its end is what explains."""
+"""Bytes at the end of a process's stderr that are kept. A deep traceback begins further up, but its end names the exception."""
 MAX_LINE = 500
 MAX_LINES = 12
 MAX_TAIL = 1500
@@ -20,30 +20,32 @@ _TRACEBACK = re.compile(
     + ")"
 )
 _CAUGHT = re.compile(r": Caught \w+ in ")
-"""How torch begins what another process raised: a DataLoader's worker, a replica. The traceback from there follows."""
+"""Text by which torch marks an exception from another process, such as a DataLoader's worker, whose traceback follows."""
 _ORIGINAL = "Original Traceback (most recent call last):"
 _LISTS = re.compile(r"(:|\d+ validation errors? for \S+)$")
-"""End of the first line of a message that says what is wrong in the lines below: torch's load_state_dict, pydantic."""
+"""End of a message's first line if the message goes on in a list below, as of torch's load_state_dict and pydantic."""
 _LISTED = 4
-"""So many of those lines are kept."""
+"""Number of lines of such a list that are kept."""
 _NOISE = re.compile(r"\[|.*Warning\b|\d{4}-\d\d")
-"""Beginning of a line that another writer has put below a message: a logger, a warning."""
+"""Beginning of a line that a logger or a warning has put below a message."""
 _GROUPED = re.compile(r"^ *\| (?! |Traceback |Exception Group Traceback |The above exception |During handling )(.+)")
-"""A line of an exception group that names an exception: the group's own, and those that it holds."""
+"""Line of an exception group's traceback that names the group or an exception in it."""
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""Torch puts it before each line of a traceback once a process group is initialised."""
+"""Text that torch puts before each line of a traceback once a process group is initialised."""
 
 
 @dataclass(frozen=True)
 class LastWords:
-    """`line`: the exception, or else the last line that was written. `tail`: the last lines of the traceback, or of stderr."""
+    """The end of a process's stderr, for the fault that reports its exit."""
 
     line: str = ""
+    """The exception, or the last line of stderr if there is none."""
     tail: str = ""
+    """Last lines of the traceback, or of stderr if there is none."""
 
 
 def last_words(stderr: bytes) -> LastWords:
-    """Return the last words in the end of a process's stderr. What follows a traceback (warnings at exit) is left out."""
+    """Return the last words of a process from the end of its stderr. Lines after the last traceback are left out."""
     lines = [line.rstrip() for line in stderr[-KEPT_BYTES:].decode("utf-8", "replace").splitlines() if line.strip()]
     begins = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
     if not begins:
@@ -52,7 +54,7 @@ def last_words(stderr: bytes) -> LastWords:
     before = ""
     if len(begins) > 1 and _PREFIX.sub("", lines[begins[-2]]).startswith(_TERMINATED):
         before = " ".join(line.strip() for line in lines[begins[-2] : min(begin, begins[-2] + 2)]) + " "
-    lines = [text for line in lines[begin:] if (text := _PREFIX.sub("", line))]  # of an empty line the prefix is all
+    lines = [text for line in lines[begin:] if (text := _PREFIX.sub("", line))]  # drops lines that were only the prefix
     if lines[0].startswith("Fatal Python error"):
         return LastWords(
             shorten(before + lines[0], MAX_LINE), _bounded(lines[:MAX_LINES])
@@ -77,7 +79,7 @@ def last_words(stderr: bytes) -> LastWords:
 
 
 def _words(lines: list[str], at: int, num_listed: int = 0) -> LastWords:
-    """Return the words whose exception is in line `at`, with what is listed below it, and with the lines above it."""
+    """Return the words of an exception in line `at`: with `num_listed` lines below it, and with the lines above it as its tail."""
     if not lines:
         return LastWords()
     lines = [_PREFIX.sub("", line) for line in lines[: at + 1 + num_listed]]
@@ -86,14 +88,14 @@ def _words(lines: list[str], at: int, num_listed: int = 0) -> LastWords:
 
 
 def _bounded(kept: list[str]) -> str:
-    """Return the lines as one text of at most MAX_TAIL characters; the first lines are left out where they are too many."""
+    """Return the lines as a text of at most MAX_TAIL characters. The first lines are left out if they are too many."""
     while len(kept) > 1 and sum(len(line) + 1 for line in kept) > MAX_TAIL:
         kept = kept[1:]
     return "\n".join(kept)[:MAX_TAIL]
 
 
 def _exception(lines: list[str], begin: int) -> int:
-    """Return which line names the exception of the traceback that begins in line `begin`: the first one that is not indented."""
+    """Return the number of the line that names a traceback's exception: the first line below `begin` that is not indented."""
     for index in range(begin + 1, len(lines)):
         if not lines[index].startswith(" "):
             return index

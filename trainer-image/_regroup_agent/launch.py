@@ -1,4 +1,4 @@
-"""Reads the command, and writes the environment of a trainer process. Pure, but for `uses_library`, which reads the script."""
+"""Reads the pod's command, and makes the environment of a trainer process. Pure but for `uses_library`, which reads the script."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env
 
 
 class LaunchError(Exception):
-    """The pod's command or environment cannot work; the text is one sentence for the user."""
+    """The pod's command or environment cannot work. The text is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class PythonCommand:
     """A command that a zygote can run: `python [-u] FILE args` or `python [-u] -m MODULE args`.
 
-    `directory` and `environ`: what a shell sets before it (`sh -c "cd DIR && NAME=VALUE exec python FILE"`).
+    `directory` and `environ` come from a shell around it: `sh -c "cd DIR && NAME=VALUE exec python FILE"`.
     """
 
     argv: tuple[str, ...]
-    """The command itself, without a shell around it."""
+    """The command without a shell around it."""
     file: str | None
     module: str | None
     args: tuple[str, ...]
@@ -46,12 +46,14 @@ class PythonCommand:
 
     @property
     def script(self) -> Path | None:
-        """Path of the script's file, None for a module."""
+        """Path of the script's file; None for a module."""
         return None if self.file is None else Path(self.directory or ".") / self.file
 
     def files(self, python_path: str) -> list[Path]:
-        """Return where the text that becomes `__main__` may be. `python_path`: PYTHONPATH, in which a module is looked for, too.
-        One in site-packages is not among them."""
+        """Return the paths at which the source of `__main__` may be.
+
+        A module is looked for in the directory and in `python_path` (PYTHONPATH), not in site-packages.
+        """
         if self.script is not None or self.module is None:
             return [self.script] if self.script is not None else []
         here = Path(self.directory or ".")
@@ -61,7 +63,7 @@ class PythonCommand:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise LaunchError for a command that cannot be run."""
+    """Raise LaunchError for an empty command, and for a launcher such as torchrun."""
     if not command:
         raise LaunchError("No command: start the agent as `agent.pyz -- COMMAND ARGUMENT...`.")
     name = PurePath(command[0]).name
@@ -81,7 +83,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | None:
-    """Return how a zygote runs the command, or None where it has to be exec'd."""
+    """Return the command in the form that a zygote runs, or None if it must be exec'd."""
     if len(command) == 3 and PurePath(command[0]).name in _SHELLS and command[1] == "-c":
         return _shells_python(command[2])
     return _python(command)
@@ -101,9 +103,9 @@ def _python(command: Sequence[str]) -> PythonCommand | None:
 
 
 def _shells_python(text: str) -> PythonCommand | None:
-    """Return the one python command of `[cd DIR &&] [NAME=VALUE ...] [exec] python ...`, None for any other shell text.
+    """Return the python command of `[cd DIR &&] [NAME=VALUE ...] [exec] python ...`, or None for any other shell text.
 
-    Nothing is expanded: a text with a character that a shell would act on, quoted or not, is left to the shell.
+    Nothing is expanded here. A text with a character that a shell would act on, quoted or not, is left to the shell.
     """
     if set(text) & _SHELL_ACTS:
         return None
@@ -132,21 +134,23 @@ def _shells_python(text: str) -> PythonCommand | None:
 
 
 def imports_library(source: str) -> bool:
-    """Return whether a script's text imports `regroup`: then its processes are a session's from the start.
+    """Return whether a script's text imports `regroup`. Its processes then belong to a session from the start.
 
-    Only a yes is proof. A script that reaches the library through a module of its own is found out when it attaches.
+    Only True is certain. A script may import the library through a module of its own; the agent learns that when it attaches.
     """
     return _IMPORT.search(source) is not None
 
 
 def is_library_module(module: str | None) -> bool:
-    """Return whether `python -m MODULE` runs the library's own loop (`regroup.train`): a session, which no text has to show."""
+    """Return whether `python -m MODULE` runs the library's own loop (`regroup.train`), which is always a session."""
     return module is not None and module.split(".")[:2] == ["regroup", "train"]
 
 
 def uses_library(python: PythonCommand | None) -> bool:
-    """Return whether the command is the library's, or the script's own text says that it uses `regroup`; what cannot be read is
-    found out later."""
+    """Return whether the command runs `regroup.train` or a script whose text imports `regroup`.
+
+    False for a file that cannot be read; the agent learns the truth when the script attaches.
+    """
     if python is None or python.script is None:
         return python is not None and is_library_module(python.module)
     try:
@@ -156,14 +160,14 @@ def uses_library(python: PythonCommand | None) -> bool:
 
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:
-    """Return the modules that the zygote imports; empty: no zygote."""
+    """Return the modules that the zygote imports. An empty list means that there is no zygote."""
     return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]
 
 
 def hooked_env(environ: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Return the environment of a process that is exec'd: python finds the hook's `sitecustomize` in `directory`.
+    """Return the environment of a process that is exec'd, in which python finds the hook's `sitecustomize` in `directory`.
 
-    `directory` is empty where there is no hook.
+    An empty `directory` means that there is no hook.
     """
     if not directory:
         return dict(environ)
@@ -183,14 +187,14 @@ def trainer_env(
 ) -> dict[str, str]:
     """Return the whole environment of a trainer process.
 
-    `generation` None (tier Session): without RANK, WORLD_SIZE, GROUP_RANK and MASTER_*; the process asks the agent.
+    Without a `generation`, as in a session, RANK, WORLD_SIZE, GROUP_RANK and MASTER_* are absent: the process asks the agent.
     """
     out = {name: value for name, value in environ.items() if name not in _AGENTS_OWN and name not in env.RESERVED}
     out.setdefault("PYTHONUNBUFFERED", "1")
-    # A store that goes with its host is our daily business; torch would fill stderr with its C++ stack traces.
+    # The end of a store's host is no error here, and torch would fill stderr with C++ stack traces of it.
     out.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if processes > 1:
-        # As torchrun does: each process would take all cores, and they would slow each other down.
+        # As torchrun does. Otherwise each process uses all cores, and the processes slow each other down.
         out.setdefault("OMP_NUM_THREADS", "1")
     out[env.SOCKET] = socket_path
     out[env.INCARNATION] = str(incarnation)

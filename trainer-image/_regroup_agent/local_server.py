@@ -1,8 +1,7 @@
-"""The agent's Unix socket: the trainers' way in. Reads and writes protocol.local, one JSON line each.
+"""The agent's Unix socket, to which the trainer processes connect. Reads and writes protocol.local, one JSON line each.
 
-Owns the connections. A long one begins with `Attach` and is known by its local rank; a short one asks `TakeStore`, or
-says `Observed` or `CannotRun`.
-What a message means is the core's business.
+Owns the connections. A session's connection begins with `Attach` and lasts; it is known by its local rank. A short one carries
+one message: `TakeStore`, `Observed` or `CannotRun`. The core decides what a message means.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class Connection:
-    """One trainer's connection, raw and non-blocking: a descriptor has to travel on some of them."""
+    """One trainer's connection. It is a raw, non-blocking socket, since some of them carry a file descriptor."""
 
     def __init__(self, server: LocalServer, sock: socket.socket) -> None:
         self._server, self.sock = server, sock
@@ -34,14 +33,14 @@ class Connection:
         return self.local_rank >= 0
 
     def send(self, data: bytes) -> None:
-        """Write now, and what the socket does not take as soon as it does."""
+        """Write data, at once as far as the socket takes it. The rest follows when the socket is writable."""
         if self.sock.fileno() < 0:
             return
         self._unsent += data
         self._writable()
 
     def close(self) -> None:
-        """Close; the server hears of it once."""
+        """Close the connection and tell the server. A second call does nothing."""
         if self.sock.fileno() < 0:
             return
         self._loop.remove_reader(self.sock.fileno())
@@ -84,8 +83,13 @@ class Connection:
 
 
 class LocalServer:
-    """`expects(local_rank, incarnation)` admits an attach; `on_message` and `on_closed` take what comes of it; `take_store`
-    answers with the descriptor to hand over, or None."""
+    """Accepts the trainers' connections on the running event loop.
+
+    - `expects(local_rank, incarnation)` returns whether this process runs; others are turned away.
+    - `on_message(local_rank, incarnation, message)` is called for each message.
+    - `on_closed(local_rank, incarnation)` is called when an attached connection has closed.
+    - `take_store(generation)` returns the socket to hand over, or None.
+    """
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ class LocalServer:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def send(self, local_rank: int, message: Any) -> None:
-        """Write a message to the attached process of a local rank; nothing happens where none is."""
+        """Write a message to the process of a local rank. Does nothing if none is attached."""
         connection = self._by_rank.get(local_rank)
         if connection is not None:
             connection.send(local.encode(message))
@@ -123,7 +127,7 @@ class LocalServer:
         Path(self.path).unlink(missing_ok=True)
 
     def line(self, connection: Connection, line: bytes) -> None:
-        """Take one line of a connection."""
+        """Take in one line of a connection."""
         try:
             message = local.FROM_TRAINER.decode_line(line)
         except codec.ProtocolError as error:
@@ -145,7 +149,7 @@ class LocalServer:
             connection.close()
 
     def closed(self, connection: Connection) -> None:
-        """Take note that a connection is closed."""
+        """Forget a connection that has closed."""
         self._connections.discard(connection)
         if connection.attached and self._by_rank.get(connection.local_rank) is connection:
             del self._by_rank[connection.local_rank]

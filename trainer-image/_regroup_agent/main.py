@@ -1,4 +1,4 @@
-"""The agent's edge: executes the core's effects, feeds it events. Start as `python3 -I agent.pyz -- COMMAND ARGUMENT...`."""
+"""The agent's edge: feeds events to the core and executes its effects. Run as `python3 -I agent.pyz -- COMMAND ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from .trainers import Trainers
 from .zygote import Zygote
 
 MAX_SOCKET_PATH = 100
-"""Linux allows 107 bytes."""
+"""Longest path of the agent's socket in bytes. Linux allows 107."""
 STACKS_S = 0.5
-"""How long a process has to write its stacks to stderr."""
+"""Time that a process has to write its stacks to stderr."""
 STDOUT = Output(1)
 OUTPUT = Output(2, name=os.environ.get(env.LOG_NAME, ""))
 TERMINATION_LOG = "/dev/termination-log"
-"""What the kubelet shows as the container's last message."""
+"""File whose text the kubelet shows as the container's last message."""
 
 
 class Agent:
-    """One agent: its core and the edges around it, on one event loop."""
+    """One agent: its core and the I/O around it, on one event loop."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command, self._environ = list(command), dict(environ)
@@ -74,7 +74,7 @@ class Agent:
         )
         python = python_command(self._command)
         self._store = StoreSocket(environ[env.POD_IP])
-        # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
+        # The zygote imports under the environment of the image and the template. A fork gets its trainer's own.
         base = trainer_env(
             environ,
             socket_path="",
@@ -84,7 +84,7 @@ class Agent:
             restarts=0,
             generation=None,
         )
-        del base[env.GROUP_PLACE]  # a fork of a trainer without an exec shows the zygote's, and must not show one's
+        del base[env.GROUP_PLACE]  # /proc shows a fork with the zygote's environment, which must name no local rank
         preload = preload_modules(environ)
         settings = _settings(python, base) if python and preload else ScriptSettings()
         if settings.unknown:
@@ -140,7 +140,7 @@ class Agent:
         self._exit_code: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
-        """Run until the operator's stop or SIGTERM; return the exit code."""
+        """Run until the worker ends, by the operator's `stop` or by SIGTERM, and return the exit code."""
         loop = asyncio.get_running_loop()
         self._exit_code = loop.create_future()
         become_subreaper()
@@ -213,7 +213,7 @@ class Agent:
                 log(effect.text)
 
     def _probe(self, effect: ev.Probe) -> None:
-        """Look at a process that does not answer; one that runs is asked for its Python stacks by a signal, too."""
+        """Look at a process through the kernel. If it is attached and not stopped, a signal also asks for its Python stacks."""
         pid = self._trainers.pid(effect.local_rank, effect.incarnation)
         if pid is None:
             return
@@ -229,14 +229,14 @@ class Agent:
             self._feed(ev.Probed(effect.local_rank, effect.incarnation, place, said, text))
 
         if signals:
-            os.kill(pid, local.STACK_SIGNAL)  # what faulthandler writes comes through the process's stderr into the log
+            os.kill(pid, local.STACK_SIGNAL)  # faulthandler writes to the process's stderr, and so into the log
         asyncio.get_running_loop().call_later(STACKS_S if signals else 0.0, found)
 
     def _save(self, effect: ev.Persist) -> None:
         try:
             self._state.save(effect.saved)
         except OSError as error:
-            # Nothing after this may happen: what is not on disk must not be promised.
+            # The effects that follow promise what is in the file, so the agent ends before them.
             sys.stdout.flush()
             die(f"{self._state.path} cannot be written: {error.strerror or error}.", 1)
 
@@ -267,13 +267,13 @@ class Agent:
 
     def _from_trainer(self, local_rank: int, incarnation: int, message: Any) -> None:
         if isinstance(message, local.Left) and message.cause is not None and self._processes > 1:
-            # A sibling's end breaks the group before it can be reaped: who knows it is no second incident.
+            # A dying sibling breaks the group before it can be reaped. Detached first, so that this is one incident and not two.
             for rank, of in self._trainers.dying():
                 self._feed(ev.Detached(rank, of))
         self._feed(ev.FromTrainer(local_rank, incarnation, message))
 
     def _label(self, local_rank: int) -> bytes:
-        """Return what is put before a line of a process, where there are several."""
+        """Return the label before each line of a process, in a worker of several processes."""
         rank = self._core.rank_of(local_rank)
         return f"[process {local_rank}] ".encode() if rank is None else f"[rank {rank}] ".encode()
 
@@ -286,12 +286,12 @@ class Agent:
     def _exited(self, local_rank: int, incarnation: int, code: int, words: LastWords) -> None:
         memory = self._memory.newly_killed(time.monotonic()) if code != 0 else None
         if env.SNAPSHOT_DIR in self._environ:
-            # What it said last of its snapshot may still be in the socket, or unsaid.
+            # The process's last message about its snapshot may still be in the socket, or was never sent.
             self._feed(ev.Held(local_rank, _snapshot(self._environ, local_rank)))
         self._feed(ev.Exited(local_rank, incarnation, code, words.line, words.tail, memory))
 
     def _look_at_memory(self) -> None:
-        """Date the kills that no exit follows, so that no later exit is explained with them."""
+        """Read the counter of kills regularly, so that a kill without an exit does not explain a later exit."""
         if self._memory.found:
             self._memory.look(time.monotonic())
             asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_at_memory)
@@ -309,12 +309,12 @@ class Agent:
 
 
 def log(text: str) -> None:
-    """Write one line to the container's log."""
+    """Write one line of the agent's own to the container's log."""
     OUTPUT.say(text)
 
 
 def die(text: str, code: int) -> NoReturn:
-    """End the agent with one sentence, in the log and where the kubelet looks for it."""
+    """End the agent with one sentence, which is written to the log and to the kubelet's termination log."""
     log(text)
     try:
         if Path(TERMINATION_LOG).exists():
@@ -325,15 +325,17 @@ def die(text: str, code: int) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit once the log is written. asyncio and the interpreter would wait for their threads first, and a look-up of the operator's
-    name may hang in one for minutes."""
+    """Exit once the log is written.
+
+    A normal exit waits for asyncio's threads, and a look-up of the operator's name may hang in one for minutes.
+    """
     STDOUT.flush()
     OUTPUT.flush()
     os._exit(code)
 
 
 def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettings:
-    """Return what the command's script sets in its environment before it imports torch; a file that is not found sets nothing."""
+    """Return the variables that the command's script sets before it imports torch. A file that is not found sets none."""
     environ = {**environ, **python.environ}
     for path in python.files(environ.get("PYTHONPATH", "")):
         try:
@@ -344,7 +346,7 @@ def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettin
 
 
 def _snapshots(environ: Mapping[str, str], processes: int) -> dict[int, snapshot.Snapshot]:
-    """Return what an earlier container of this pod has left in the memory snapshots, by local rank."""
+    """Return the memory snapshots that an earlier container of this pod has left, by local rank."""
     found = {local_rank: _snapshot(environ, local_rank) for local_rank in range(processes)}
     return {local_rank: held for local_rank, held in found.items() if held is not None}
 
@@ -379,7 +381,10 @@ def _check_environ(environ: Mapping[str, str]) -> None:
 
 
 def _socket_path(state_dir: str) -> tuple[str, str]:
-    """Return the path of the agent's socket, and the directory that was made for it: "" where `state_dir` is short enough."""
+    """Return the path of the agent's socket and the temporary directory that was made for it.
+
+    The directory is "" if `state_dir` is short enough to hold the socket itself.
+    """
     path = os.path.join(state_dir, "agent.sock")
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path, ""
@@ -388,7 +393,7 @@ def _socket_path(state_dir: str) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the zipapp: exits with the agent's code, 2 for a command or environment that cannot work."""
+    """Run the agent; the zipapp calls this. Exits with the agent's code, or 2 for a command or environment that cannot work."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--check-imports"]:
         print("\n".join(sorted(sys.modules)))

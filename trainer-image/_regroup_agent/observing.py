@@ -1,10 +1,10 @@
-"""Whether a member on another node still answers: what is tried when, and since when nothing has come back (adr/0057).
+"""Decides for how long a member on another node has been silent, and when it is tried next (adr/0057).
 
 An attempt is a TCP connect to a port of the other pod on which nobody listens. A living kernel refuses it at once, whatever the
 processes there do; a machine without power or network says nothing. Pure, with the clock passed in; `prober` does the I/O.
 
-A pause of one second must never look like SILENT_S of silence. So silence is counted in attempts that failed in a row, each of
-them a fresh one and EVERY_S after the last: an observer that gets no CPU makes fewer attempts, and its silence does not grow.
+A pause of this agent must never look like silence of the other. So silence is counted in attempts that failed in a row,
+EVERY_S apart. An observer that gets no CPU makes fewer attempts, and the silence that it counts does not grow.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from __future__ import annotations
 from regroup.protocol.wire import SILENT_S, SUSPECT_S, Observed
 
 EVERY_S = 0.25
-"""Between two attempts."""
+"""Time between two attempts."""
 WITHIN_S = EVERY_S
-"""An attempt that nothing has answered by then has failed, and the next follows at once."""
+"""Time after which an attempt without an answer has failed. The next attempt follows at once."""
 SELDOM_S = 1.0
-"""Between two attempts to reach what has never answered, or has been silent for long."""
+"""Time between two attempts to reach a member that has never answered, or has been silent for long."""
 MANY = round(SILENT_S / EVERY_S)
-"""So many attempts in a row that failed are SILENT_S of silence."""
+"""Number of failed attempts in a row that count as SILENT_S of silence."""
 
 
 class Watch:
-    """One member that is observed. One attempt at a time: `begin`, then `answered` or `failed`."""
+    """One observed member. Attempts follow one another: `begin`, then `answered`, `failed` or `skipped`.
+
+    Each of the three returns the time at which the next attempt begins. Times are seconds of a monotonic clock.
+    """
 
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
         self.has_answered = False
-        """What has never answered says nothing by its silence: a firewall may drop what is tried."""
+        """The member has answered at least once. Before that its silence means nothing: a firewall may drop the attempts."""
         self._num_failed = 0
         self._first_s = self._begun_s = 0.0
-        """When the first of the attempts that failed, and when the newest attempt, was begun."""
+        """Start of the first attempt in the present row of failures, and start of the newest attempt."""
 
     def begin(self, now_s: float) -> None:
-        """An attempt begins."""
+        """Note the start of an attempt."""
         self._begun_s = now_s
 
     def answered(self) -> float:
-        """The attempt was answered, by a refusal too. Return when the next one begins."""
+        """Note that the other kernel has answered the attempt, by refusing or accepting it."""
         self.has_answered, self._num_failed = True, 0
         return self._begun_s + EVERY_S
 
     def failed(self) -> float:
-        """Nothing has answered the attempt within WITHIN_S. Return when the next one begins."""
+        """Note that nothing has answered the attempt within WITHIN_S."""
         if self._num_failed == 0:
             self._first_s = self._begun_s
         self._num_failed += 1
@@ -50,11 +53,11 @@ class Watch:
         return self._begun_s + (EVERY_S if matters else SELDOM_S)
 
     def skipped(self) -> float:
-        """The attempt could not be made for want of something here. It proves nothing; return when the next one begins."""
+        """Note that this machine could not make the attempt, for example for lack of a descriptor. It proves nothing."""
         return self._begun_s + EVERY_S
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long nothing has been heard, at least; 0.0 for one that answers, or never has."""
+        """Return for how long the member has been silent at least. It is 0.0 for one that answers, and for one that never has."""
         if not self.has_answered or self._num_failed == 0:
             return 0.0
         lasted_s = max(0.0, now_s - self._first_s)
@@ -62,7 +65,7 @@ class Watch:
 
     @property
     def level(self) -> float:
-        """SUSPECT_S or SILENT_S once nothing has been heard for so long, else 0.0: a report follows each change."""
+        """SUSPECT_S or SILENT_S once the silence is so long, else 0.0. The agent reports each change to the operator."""
         if not self.has_answered:
             return 0.0
         tried_s = self._num_failed * EVERY_S

@@ -1,7 +1,7 @@
-"""What a trainer process has left behind: helpers that are in a session of their own, so that its group's end is not theirs.
+"""Finds the helpers that an ended trainer process has left in sessions of their own, which a signal to its group does not reach.
 
-The agent is a subreaper, so they become its children when the trainer ends. Whose they are is in the environment that they were
-started with; a fork without an exec keeps the name that the zygote gave the trainer.
+The agent is a subreaper, so such helpers become its children when the trainer ends. Their environment at the start shows the
+trainer's REGROUP_GROUP_PLACE. A fork without an exec shows the zygote's environment, but keeps the trainer's process name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from regroup.protocol import env
 
 
 def left_behind(place: str, name: str, known: Collection[int]) -> list[int]:
-    """Return the processes that an ended trainer has left. Call it once the kernel has ended the trainer, also before it is reaped.
+    """Return the pids of the processes that a trainer has left. Call it once the trainer is dead; it need not be reaped yet.
 
-    `place`: its REGROUP_GROUP_PLACE; `name`: what a fork of the zygote is called; `known`: the agent's children that are no
-    orphans, with all that is below them.
+    - `place`: the trainer's REGROUP_GROUP_PLACE
+    - `name`: process name that the zygote gives this trainer's forks
+    - `known`: children of the agent that are no orphans; neither are their descendants
     """
     found = []
     pending = [pid for pid in _children(os.getpid()) if pid not in known]
@@ -35,11 +36,11 @@ def _is_of(pid: int, place: str, name: str) -> bool:
             return True
         return f"{env.GROUP_PLACE}={place}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False  # it has ended meanwhile, or is another user's
+        return False  # the process has ended meanwhile, or belongs to another user
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Yield a process's children; none where the kernel does not list them."""
+    """Yield the pids of a process's children. Yields none if the kernel does not list them."""
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             yield from map(int, (task / "children").read_text().split())

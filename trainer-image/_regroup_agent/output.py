@@ -1,8 +1,8 @@
-"""The container's log as the agent writes it: its own lines, and what the trainers write. Never blocks the agent.
+"""Writes the container's log: lines of the agent and of the trainers. Never blocks the agent.
 
-A container runtime that does not read its pipe (a full disk on the node, a runtime that is stopped) must not freeze the
-agent: pings would go unanswered, and the operator would give the worker up. So a thread writes, what waits for it is
-bounded, and what does not fit is dropped and counted. Order is kept. A lone trainer's stdout does not come through here.
+A container runtime may stop reading its pipe, for example while the node's disk is full. If the agent blocked then, pings would
+go unanswered and the operator would give the worker up. So a thread writes in order, from a queue of bounded size, and
+lines that do not fit are dropped and counted. The stdout of a pod's only trainer does not come through here.
 """
 
 from __future__ import annotations
@@ -13,36 +13,35 @@ import select
 import threading
 
 MAX_BYTES = 4 << 20
-"""So much may wait: more than a slow reader leaves unread, and little beside a training process."""
+"""Size of the queue: more than a slow reader leaves unread, and little beside the memory of a training process."""
 FLUSH_S = 1.0
-"""So long a reader is waited for when the agent ends."""
+"""Longest wait for a reader when the agent ends."""
 
 
 class Output:
-    """Writes to one file descriptor. Any thread may call it."""
+    """A queue of lines for one file descriptor, and the thread that writes them. Any thread may call its methods."""
 
     def __init__(self, fd: int, max_bytes: int = MAX_BYTES, *, name: str = "") -> None:
-        """`name`: whose lines they are, where that is not clear from the log itself."""
+        """Write to `fd`. A `name` appears in the agent's own lines, if several agents write to one log."""
         self._fd, self._max_bytes = fd, max_bytes
         self._prefix = f"regroup: {name}: " if name else "regroup: "
         self._waiting: collections.deque[bytes] = collections.deque()
         self._size = 0
-        """Bytes that wait, those that are being written included."""
+        """Bytes in the queue, with those that the thread is writing."""
         self._dropped = 0
-        """Lines that were dropped; until all that waits is written, and this is told, every further one is dropped, too."""
+        """Lines dropped since the queue was last empty. While it is above 0 each further line is dropped as well."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
-        """Have one line of the agent's own written."""
+        """Queue one line of the agent's own."""
         self.write(f"{self._prefix}{' '.join(text.split())}\n".encode("utf-8", "replace"))
 
     def write(self, data: bytes) -> None:
-        """Have the bytes written, after those before them; drop them, and count their lines, if too much waits. Returns at
-        once."""
+        """Queue bytes to be written, or drop them and count their lines if the queue is full. Returns at once."""
         with self._changed:
             if self._thread is None:
-                # Daemon: the agent's end waits for no reader.
+                # Daemon, so that the agent can end without a reader.
                 self._thread = threading.Thread(target=self._work, name="regroup-log", daemon=True)
                 self._thread.start()
             if self._dropped or self._size + len(data) > self._max_bytes:
@@ -51,7 +50,7 @@ class Output:
                 self._add(data)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Wait until all is written; return False if it is not after `timeout_s`."""
+        """Wait until the queue is empty. Returns False if it is not after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._size == 0, timeout_s)
 
@@ -80,7 +79,7 @@ class Output:
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:  # somebody who shares the descriptor has made it so
+            except BlockingIOError:  # another process with the same descriptor has made it non-blocking
                 select.select([], [self._fd], [])
             except OSError:
                 return  # nobody will ever read it: training goes on

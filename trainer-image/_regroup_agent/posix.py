@@ -1,4 +1,4 @@
-"""The few calls of Linux that Python has no name for."""
+"""Two calls of Linux for which Python has no function."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: have the kernel SIGKILL this process when its parent dies."""
+    """Have the kernel kill this process when its parent dies. Runs between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def become_subreaper() -> None:
-    """Have the descendants whose parent dies become this process's children, also where it is not PID 1."""
+    """Make this process the parent of descendants whose own parent dies, even if it is not PID 1."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,7 +1,7 @@
-"""The edge of `observing`: a port on which nobody listens, and attempts to connect to those of others.
+"""The I/O of `observing`: a port on which nobody listens, and attempts to connect to such ports of other workers.
 
-No data is sent, and none is read. What comes back is asked of the kernel once more before an attempt counts as failed, so that
-an agent that was stopped, or got no CPU, takes no answer for a silence.
+No data is sent or read. Before an attempt counts as failed, the kernel is asked once more whether an answer has come. This agent
+may have been stopped or without CPU meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from regroup.protocol.wire import Observed
 from .observing import WITHIN_S, Watch
 
 _ALIVE = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-"""How an attempt ends that the other kernel has answered. Anything else is said by a router, or by this machine, or by nobody."""
+"""Results of an attempt that the other kernel has answered. Others come from a router or from this machine."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: a connection that somebody accepts after all ends without a TIME_WAIT."""
+"""Value of SO_LINGER by which a connection that was accepted after all ends without a TIME_WAIT."""
 
 
 class QuietPort:
-    """A bound port on which nobody listens: the kernel refuses whoever connects, and no program can listen there."""
+    """A port that is bound and not listened on: the kernel refuses each connection, and no other program can bind it."""
 
     def __init__(self, pod_ip: str) -> None:
         address = ipaddress.ip_address(pod_ip)
@@ -35,19 +35,19 @@ class QuietPort:
 
     @property
     def port(self) -> int:
-        """TCP port, for the reports."""
+        """TCP port, which reports carry."""
         return int(self._socket.getsockname()[1])
 
 
 class Prober:
-    """Tries to reach what it is told to observe, on the running event loop. It says `on_change` when the level of one changes."""
+    """Tries to reach the observed members, on the running event loop. `on_change` is called when a member's level changes."""
 
     def __init__(self, on_change: Callable[[tuple[Watch, ...]], None]) -> None:
         self._on_change = on_change
         self._attempts: list[_Attempts] = []
 
     def observe(self, observed: Sequence[Observed]) -> None:
-        """Observe these from now on, and nobody else. What is known of one that was observed before is kept."""
+        """Observe these members from now on, and no others. A member that was observed before keeps its Watch."""
         before = {attempts.watch.observed: attempts for attempts in self._attempts}
         self._attempts = [before.pop(one) if one in before else _Attempts(one, self._changed) for one in observed]
         for attempts in before.values():
@@ -55,7 +55,7 @@ class Prober:
 
     @property
     def watches(self) -> tuple[Watch, ...]:
-        """What is known of each, in the order in which they were named."""
+        """The Watch of each observed member, in the order of `observe`."""
         return tuple(attempts.watch for attempts in self._attempts)
 
     def _changed(self) -> None:
@@ -63,7 +63,7 @@ class Prober:
 
 
 class _Attempts:
-    """One after the other, to one member."""
+    """The attempts to reach one member, one after the other, until `end`."""
 
     def __init__(self, observed: Observed, on_change: Callable[[], None]) -> None:
         self.watch = Watch(observed)
@@ -71,7 +71,7 @@ class _Attempts:
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._is_open = False
-        """An answer to the attempt may still come."""
+        """The present attempt may still get an answer."""
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(0.0, self._begin)
 
     def end(self) -> None:
@@ -100,10 +100,10 @@ class _Attempts:
             self._timer = self._loop.call_later(WITHIN_S, self._overdue)
 
     def _ended(self) -> None:
-        """The attempt has come to an end, by an answer or by an error that somebody else has found."""
+        """Take in the end of an attempt: an answer of the other kernel, or an error from elsewhere."""
         assert self._socket is not None
         self._loop.remove_writer(self._socket)
-        self._is_open = False  # the error is told once
+        self._is_open = False  # the kernel returns SO_ERROR only once
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ALIVE:
             self._answered()
 

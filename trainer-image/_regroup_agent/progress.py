@@ -1,9 +1,9 @@
-"""When a committed step is reported: at most once an interval, but at once where somebody waits for it. Pure.
+"""Decides when a committed step is reported: at most once an interval, and at once for a generation's first step. Pure.
 
-The two lowest members speak once a second, since what they say is the job's progress. The others, of whom the operator wants where
-the time of a step goes and what their snapshots lack, speak every ten seconds, as often as a status is written, and less often in a
-large job; the operator asks them when it needs them (`progress?`). So its work grows with the jobs more than with their workers,
-and one that serves many jobs asks for fewer reports of each (wire.Accepted).
+The two lowest members report once a second; the operator takes the job's progress from them. The others report step times and the
+state of their snapshots every ten seconds, and less often in a large job. The operator can ask for a report (`progress?`).
+So its work grows with the number of jobs more than with their workers. One that serves many jobs asks all
+agents to report less often (wire.Accepted).
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ Value = TypeVar("Value")
 OTHERS_S = 10.0
 REPORTS_PER_S = 50.0
 MAX_FACTOR = 20.0
-"""No operator makes an agent say less than that: what it knows of a job would be too old."""
+"""Largest factor by which an operator can stretch the interval. Its knowledge of a job would be too old beyond."""
 NEWS_S = 60.0
-"""What is said once in a generation is said again if the operator was lost within this time: it may not have written it to the
-status. Agents of a job that has trained for longer do not say it to each new operator."""
+"""Age up to which a fact that is reported once in a generation may be unknown to the next operator.
+
+A lost operator may not have written it to the status. Agents of a job that has trained for longer do not repeat it to each new one.
+"""
 
 
 class Progress:
-    """The newest commit of the current generation, and whether the operator knows it."""
+    """The newest commit of the current generation, and the time at which it is reported."""
 
     def __init__(self) -> None:
         self.generation = 0
         self.newest: wire.Progress | None = None
         self.due_s: float | None = None
-        """When the newest commit is to be reported; None: nothing to say."""
+        """Time at which the newest commit is reported; None: the operator knows it."""
         self._sent_s = float("-inf")
         self._committed_s = 0.0
         self._first: local.Committed | None = None
-        """The first commit of the generation, with what it alone says."""
+        """First commit of the generation, which alone has the duration of the first step and the steps redone."""
         self._first_s = 0.0
 
     @property
@@ -51,14 +53,14 @@ class Progress:
             self.generation, self.newest, self.due_s, self._first = generation, None, None, None
 
     def committed(self, message: local.Committed, interval_s: float, now_s: float) -> None:
-        """Take in one process's commit. The same step from a second process of the worker changes nothing."""
+        """Take in a commit of one process. The same step from another process of the worker counts only if it waited less."""
         first = message.generation != self.generation or self.newest is None
         if message.generation < self.generation:
             return
         self.begin(message.generation)
         old = self.newest
         if old is not None and message.reportable_step <= old.step and _says_the_same(message, old):
-            # Of a worker's processes the slowest is the one to know of: the others wait for it.
+            # The slowest process of the worker waits least for others; its times explain the step.
             if message.reportable_step == old.step and _waits(message.times) < _waits(old.times):
                 self.newest = replace(old, times=message.times)
             return
@@ -92,12 +94,12 @@ class Progress:
             self.due_s = max(now_s, self._sent_s + interval_s)
 
     def hurry(self, interval_s: float) -> None:
-        """Report the newest commit no later than so long after the last report: the operator waits for it then."""
+        """Shorten the delay of the newest commit to `interval_s` after the last report. The operator has just asked for that."""
         if self.due_s is not None:
             self.due_s = min(self.due_s, self._sent_s + interval_s)
 
     def take(self, now_s: float) -> wire.Progress | None:
-        """Return what to report now, and count it as said."""
+        """Return the report of the newest commit, and note it as sent. None before the generation's first commit."""
         said = self.again(now_s)
         self.due_s, self._sent_s = None, now_s
         if said is not None:
@@ -105,27 +107,29 @@ class Progress:
         return said
 
     def take_again(self, now_s: float, lost_s: float) -> wire.Progress | None:
-        """Return what a new connection is told, and count it as said: also what only the first commit says, if it may be news.
-        `lost_s`: when the last connection was lost."""
+        """Return the report of the newest commit for a new connection, and note it as sent.
+
+        If the operator that was lost at `lost_s` may not have stored the generation's first commit, its facts are repeated.
+        """
         said = self.take(now_s)
         if said is not None and self._first is not None and is_news(self._first_s, lost_s):
             return replace(said, first_step_ms=self._first.first_step_ms, steps_redone=self._first.steps_redone)
         return said
 
     def again(self, now_s: float) -> wire.Progress | None:
-        """Return the newest commit as it is to be said at this time, without counting it as said."""
+        """Return the report of the newest commit with its present age, without noting it as sent."""
         if self.newest is None:
             return None
         return replace(self.newest, age_ms=round((now_s - self._committed_s) * 1000, 1))
 
 
 def is_news(at_s: float, lost_s: float) -> bool:
-    """Return whether what happened then may be unknown to whoever follows the operator that was lost at `lost_s`."""
+    """Return whether an event at `at_s` may be unknown to the successor of the operator that was lost at `lost_s`."""
     return at_s + NEWS_S > lost_s
 
 
 def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:
-    """Return whether there is nothing new about checkpoints and snapshots."""
+    """Return whether a commit brings nothing new about checkpoints and snapshots."""
     return (
         message.checkpoint in (None, old.checkpoint)
         and message.checkpoint_problem in (None, old.checkpoint_problem)
@@ -145,6 +149,6 @@ def _first(said: Value | None, before: Value | None) -> Value | None:
 
 
 def interval_s(group_rank: int, world_size: int, factor: float = 1.0) -> float:
-    """Return the seconds between two progress reports of a member. `factor`: what the operator asks for (wire.Accepted)."""
+    """Return the seconds between two progress reports of a member. The operator sets `factor` (wire.Accepted)."""
     usual_s = wire.REPORT_EVERY_S if group_rank < 2 else max(OTHERS_S, world_size / REPORTS_PER_S)
     return usual_s * min(max(1.0, factor), MAX_FACTOR)

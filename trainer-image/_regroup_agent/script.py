@@ -1,10 +1,10 @@
-"""Tier Script (and a job whose tier is not known yet): every generation gets new processes, with its environment.
+"""The Script tier, and jobs whose tier is not known yet: every generation gets new processes with its environment.
 
-The old ones get SIGTERM and a grace. One that fails by itself is one fault: its siblings are ended too, since they would
-wait for it until a collective's timeout, and new processes wait for a newer generation.
+The old processes get SIGTERM and a grace. If a process fails by itself, its siblings are ended as well, since they would wait
+for it until a collective times out. That is one fault, and new processes wait for a newer generation.
 
-Whether they train is told by the hook in them (group_hook.py): every process has passed `init_process_group`. Where it
-does not speak, they count as unobserved after a time (docs/design/adr/0011-running-in-the-script-tier.md).
+A hook in each process tells when it has passed `init_process_group` (group_hook.py). Only then the worker trains.
+Processes without such a word count as unobserved after a time (docs/design/adr/0011-running-in-the-script-tier.md).
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from .aggregate import SCRIPT, Process
 from .worker import Worker
 
 GRACE_S = 10.0
-"""A script's time between SIGTERM and SIGKILL when its processes are replaced."""
+"""Time between SIGTERM and SIGKILL when a script's processes are replaced."""
 STEADY_S = 30.0
-"""A script that ran this long has not crashed at its start: the restart delay begins anew."""
+"""A script that has run this long did not crash at its start, so the restart delay begins anew."""
 UNOBSERVED_S = 30.0
-"""Processes without a hook that ran this long count as unobserved; so does one alone, which needs no process group."""
+"""Time after which processes without a hook count as unobserved, and a job's only process, which needs no process group."""
 WATCHED_S = 120.0
-"""The same for several processes with a hook: their imports may take long, but a script without a process group exists."""
+"""The same for several processes with a hook. Imports may take long, and some scripts never form a process group."""
 
 
 class Script:
-    """The script tier of one worker."""
+    """The decisions of the Script tier for one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._kill_at_s: float | None = None  # set while processes are being ended for a reason of ours
-        self._gives_up = False  # they have got SIGKILL: `_kill_at_s` is when they are waited for no longer
-        self._launch_at_s: float | None = None  # earliest start of the newest generation's processes
-        self._unobserved_at_s: float | None = None  # when the processes that run count as unobserved
+        self._kill_at_s: float | None = None
+        """Time of SIGKILL while the agent ends the processes; after it, the time at which the agent gives up."""
+        self._gives_up = False
+        """The processes have got SIGKILL."""
+        self._launch_at_s: float | None = None
+        """Earliest start of the newest generation's processes."""
+        self._unobserved_at_s: float | None = None
+        """Time at which the running processes count as unobserved."""
 
     @property
     def due_s(self) -> float | None:
-        """When `tick` is wanted."""
+        """Time at which `tick` must be called; None: no timer runs."""
         dues = (self._kill_at_s, self._launch_at_s, self._unobserved_at_s)
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def ends_processes(self) -> bool:
-        """True from our SIGTERM until the last process is gone: their ends are no faults, whoever attached meanwhile."""
+        """True from the agent's SIGTERM until the last process is gone. Exits in between are no faults, even of a session."""
         return self._kill_at_s is not None
 
     def tick(self, now_s: float) -> None:
@@ -58,18 +62,18 @@ class Script:
             self._launch(now_s)
 
     def spawned(self, now_s: float) -> None:
-        """A process runs."""
+        """Take in that a process has been started."""
         if all(p.spawned for p in self._worker.processes):
             self._watch(now_s)
         self.say_adopted()
 
     def observed(self, process: Process, message: local.Observed, now_s: float) -> None:
-        """The hook in a process has spoken."""
+        """Take in a word of the hook in a process."""
         process.observed = message.group
         self._watch(now_s)
 
     def replace(self, now_s: float) -> None:
-        """A newer generation is heard: it needs processes of its own, or none here."""
+        """Replace the processes, because a newer generation was heard. It starts none here if the worker is no member."""
         worker = self._worker
         worker.script_cause = None
         if worker.running:
@@ -79,7 +83,7 @@ class Script:
             self._launch_at_s = max(now_s, self._launch_at_s or now_s)
 
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
-        """A process has ended, by itself or by us."""
+        """Take in the exit of a process, which ended by itself or by a signal of the agent."""
         worker = self._worker
         worker.persist(entered=max(worker.saved.entered, process.launched))
         if self._kill_at_s is None:
@@ -91,7 +95,7 @@ class Script:
                 self._launch_at_s = max(now_s, self._launch_at_s or now_s)
 
     def say_adopted(self) -> None:
-        """A generation counts as adopted when its processes run, once the operator has said that they are a script's."""
+        """Report the generation as adopted once all its processes run and the operator has named the tier Script."""
         worker = self._worker
         launched = worker.processes[0].launched
         if worker.tier != SCRIPT or not launched or worker.replacing or worker.said_adopted >= launched:
@@ -103,7 +107,10 @@ class Script:
             worker.send(worker.adopted_body[1])
 
     def _watch(self, now_s: float) -> None:
-        """Set when the processes count as unobserved: who has called init_process_group will pass it or fail."""
+        """Set the time at which the processes count as unobserved.
+
+        No time is set once a process has called init_process_group, which either returns or fails.
+        """
         worker = self._worker
         processes = [p for p in worker.processes if p.running]
         self._unobserved_at_s = None
@@ -115,7 +122,7 @@ class Script:
             self._unobserved_at_s = max(now_s, worker.launched_s + (WATCHED_S if watched else UNOBSERVED_S))
 
     def _kill(self, now_s: float) -> None:
-        """Send SIGKILL; what it does not end is waited for no longer than UNKILLABLE_S."""
+        """Send SIGKILL, and at the second call, UNKILLABLE_S later, give up and exit without the processes."""
         worker = self._worker
         if self._gives_up:
             self._kill_at_s = None

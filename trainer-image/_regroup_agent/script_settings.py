@@ -1,7 +1,7 @@
 """Reads from a script's text which environment variables it sets before it imports torch. Pure.
 
 Some libraries read their variables as they are loaded: OMP_NUM_THREADS, TORCH_LOGS. The zygote has loaded torch before the script
-runs, so it has to know those values beforehand. A value that is written in the script's text goes to the zygote. Where only the
+runs, so it has to know those values beforehand. A value that is written in the script's text goes to the zygote. If only the
 running script knows the value of such a variable, the script is started without a zygote.
 """
 
@@ -16,27 +16,27 @@ READ_AT_IMPORT = (
     "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "PYTORCH_JIT", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )  # fmt: skip
-"""Beginnings of the names of variables that torch and its libraries read while they are imported."""
+"""Prefixes of the names of variables that torch and its libraries read while they are imported."""
 
 
 @dataclass(frozen=True)
 class ScriptSettings:
-    """`values`: what the variables are when torch is imported; None: the variable is removed. `unknown`: name of a variable in
-    READ_AT_IMPORT whose value the text does not show; empty: there is none."""
+    """The environment variables that a script sets before its first import of torch."""
 
     values: dict[str, str | None] = field(default_factory=dict)
+    """Values by name; None: the script removes the variable."""
     unknown: str = ""
+    """Name of a variable in READ_AT_IMPORT whose value the text does not show; empty: there is none."""
 
 
 def script_settings(source: bytes, environ: Mapping[str, str]) -> ScriptSettings:
-    """Return what a script sets before its first import of torch. `source`: what is in its file; `environ`: the environment of its
-    processes.
+    """Return the variables that a script with this source sets before its first import of torch.
 
-    A text that cannot be parsed sets nothing: python itself says what is wrong with it.
+    `environ` is the environment of its processes. A source that cannot be parsed sets nothing; python itself will report it.
     """
     try:
         body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last one says that it is nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: the source is nested too deeply
         return ScriptSettings()
     values: dict[str, str | None] = {}
     for statement, is_certain in _until_torch(body):
@@ -55,7 +55,7 @@ class _Unknown:
 
 
 def _until_torch(body: list[ast.stmt]) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield the statements before the first import of torch, each with whether it certainly runs."""
+    """Yield the statements before the first import of torch, each with True if it certainly runs."""
     for statement in _flat(body):
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             names = (
@@ -70,7 +70,7 @@ def _until_torch(body: list[ast.stmt]) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements in the order in which they run; those of `try`, `with` and `if __name__ == "__main__"` like those around."""
+    """Yield statements in the order in which they run. `try`, `with` and `if __name__ == "__main__"` give their bodies."""
     for statement in body:
         if isinstance(statement, (ast.Try, ast.With)) or (isinstance(statement, ast.If) and _is_main(statement.test)):
             yield from _flat(statement.body)
@@ -86,7 +86,7 @@ def _is_main(test: ast.expr) -> bool:
 
 
 def _assignments(statement: ast.AST) -> Iterator[tuple[str, str | _Unknown | None, bool]]:
-    """Yield (name, value, whether it is set only where the variable is not set) for each assignment to the environment."""
+    """Yield (name, value, is_default) for each assignment to the environment. A default applies if the variable is not set."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Assign):
             for target in node.targets:

@@ -1,10 +1,9 @@
-"""The file that a container restart must not lose (rules INC, MAD, HEARD and END): highest entered, adopted, sealed; incarnation;
-which processes have returned 0.
+"""The file of the promises that a container restart must not lose (rules INC, MAD, HEARD and END).
 
-Its directory is a disk emptyDir: it outlives the container, not the pod. A missing file is a new pod's. An unreadable one
-means "adopted all, state gone": `entered` and `adopted` are UNKNOWN until the operator's welcome says its newest generation,
-which the core then writes in their place (nothing newer can have been entered), so that no generation of the past
-is ever called "never adopted". The incarnation then continues from the clock's seconds, above any count.
+Its directory is a disk emptyDir, which outlives the container but not the pod. A missing file means that the pod is new. An
+unreadable one means that every generation so far may have been adopted, and that the state is gone. `entered` and `adopted` are
+then UNKNOWN, until the operator's welcome names its newest generation: no newer one can have been entered. The
+incarnation continues from the seconds of the clock, above any count.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 UNKNOWN = 2**31 - 1
-"""`entered` and `adopted` of a worker whose file could not be read, until it knows the newest generation."""
+"""Value of `entered` and `adopted` if the file could not be read, until the worker hears of the newest generation."""
 
 
 @dataclass(frozen=True)
@@ -28,27 +27,27 @@ class Saved:
     incarnation: int = 0
     """Number of the last process start."""
     started: int = 0
-    """Highest generation whose rank and world size a process was started with: never again with the same one."""
+    """Highest generation whose rank and world size a process was started with. No other process is started with the same."""
     sealed: int = 0
-    """Highest generation that a seal has promised not to enter, where that is above `entered`."""
+    """Highest generation that a seal has promised not to enter. Stored only if it is above `entered`."""
     finished: int = 0
-    """The generation after whose last step processes have returned 0; 0: none has."""
+    """Generation after whose last step processes have returned 0; 0: none has."""
     done: int = 0
-    """Those processes: bit r is set for local rank r (rule END)."""
+    """Processes that have returned 0: bit r is set for local rank r (rule END)."""
 
     def has_returned(self, local_rank: int) -> bool:
-        """Return whether this process has returned 0 after the last step of the newest generation that was entered."""
+        """Return whether the process of this local rank has returned 0 after the last step of the newest entered generation."""
         return self.finished > 0 and self.finished >= self.entered and bool(self.done >> local_rank & 1)
 
 
 class StateFile:
-    """Reads and writes `agent.json` in a directory. One agent at a time uses it."""
+    """The file `agent.json` in a directory, which one agent at a time uses."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "agent.json"
 
     def load(self) -> tuple[Saved, str]:
-        """Return what was saved and, where the file could not be read, the sentence that says so (else empty)."""
+        """Return the saved values, and a sentence if the file could not be read, else an empty one."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -72,7 +71,7 @@ class StateFile:
         )
 
     def save(self, saved: Saved) -> None:
-        """Replace the file, durable on return: written aside, fsynced, renamed. Raises OSError."""
+        """Replace the file atomically. It is durable on return. Raises OSError."""
         aside = self.path.with_suffix(".new")
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

@@ -1,7 +1,8 @@
-"""The fresh socket that becomes the next generation's store. A new one is opened as soon as it is given away.
+"""The fresh socket that becomes the store of the next generation. Another one is opened as soon as it is given away.
 
-For a session it listens from the start, so that who connects before the store serves waits instead of failing. A script
-binds the port itself: until then it is only held, and who connects is refused at once instead of being reset later.
+For a session the socket listens from the start: a member that connects before the store serves waits instead of failing. A script
+binds the port itself. Until then the agent holds the port without listening, so that connections are refused at once
+instead of being reset later.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 
 
 class StoreSocket:
-    """Always holds one bound socket nobody has used. `port` goes out with every report."""
+    """Holds one bound socket that nobody has used. Every report carries its `port`."""
 
     def __init__(self, pod_ip: str) -> None:
         self._pod_ip = pod_ip
@@ -24,15 +25,15 @@ class StoreSocket:
         return int(self._socket.getsockname()[1])
 
     def listen(self) -> None:
-        """Listen from now on, on this socket and all that follow; again does nothing."""
+        """Listen on this socket and on all later ones. A second call does nothing."""
         if not self._listens:
             self._listens = True
             self._socket.listen(4096)
 
     def take(self) -> socket.socket:
-        """Return the fresh socket, the caller's now, and open another."""
+        """Return the fresh socket, which the caller must close, and open another one."""
         taken = self._socket
-        self._socket = self._open()  # before the old one closes: the ports differ
+        self._socket = self._open()  # while the old one is open, so that the ports differ
         return taken
 
     def _open(self) -> socket.socket:

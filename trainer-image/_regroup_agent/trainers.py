@@ -1,9 +1,8 @@
-"""Starts, signals and reaps the trainer processes, and passes on what they write.
+"""Starts, signals and reaps the trainer processes, and passes on what they write. Decides nothing.
 
-Owns pids, process groups (each trainer has its own, so its helpers die with it, and so do those that left it) and the pipes.
-A lone process of a pod writes its stdout by itself; where there are several, each line gets the rank that wrote it, and passes
-through here. Decides nothing.
-A process's end is reported once, after its group is killed and its last output is read.
+Owns pids, process groups and pipes. Each trainer has a group of its own, and its helpers are killed after it, even those that have
+left the group. A pod's only process writes its stdout itself. If there are several, their output passes through
+here, and each line gets the rank that wrote it. An exit is reported once, after the last output was read.
 """
 
 from __future__ import annotations
@@ -28,17 +27,19 @@ from .posix import die_with_parent
 from .zygote import Zygote
 
 _F_GETPIPE_SZ = 1032
-"""fcntl.F_GETPIPE_SZ; Python 3.9 has no name for it."""
+"""Value of fcntl.F_GETPIPE_SZ, for which Python 3.9 has no name."""
 _PF_EXITING = 0x4
-"""Bit of a task's flags (proc(5), stat): it is past the point of no return."""
+"""Bit in the flags of a task (proc(5), stat) that the kernel has begun to take down."""
 
 
 @dataclass
 class _Stream:
-    """The reading end of a pipe to a process; `fd` 1 or 2: which of its outputs it is."""
+    """The pipe of one output of a process."""
 
     fd: int
+    """Descriptor in the process: 1 for stdout, 2 for stderr."""
     pipe: int
+    """Reading end here; -1 once it is closed."""
     lines: Lines = field(default_factory=Lines)
 
 
@@ -50,16 +51,21 @@ class _Trainer:
     pid: int = 0
     spawning: asyncio.Task[None] | None = None
     signals: list[int] = field(default_factory=list)
-    """Signals asked for before the pid was known."""
+    """Signals to send once the pid is known."""
     tail: bytes = b""
+    """Last bytes of stderr."""
     place: str = ""
-    """Its REGROUP_GROUP_PLACE, which its helpers inherit."""
+    """The process's REGROUP_GROUP_PLACE, which its helpers inherit."""
 
 
 class Trainers:
-    """`on_spawned(local_rank, incarnation)` and `on_exited(local_rank, incarnation, code, last words)` are called from the loop;
-    `write(fd, data)`, which must not block, with what the processes write to stdout (1) and stderr (2). `label(local_rank)`
-    is put before each line; None, where there is one process: lines are left as they are, and stdout is not ours."""
+    """The trainer processes of one worker, on the running event loop.
+
+    - `on_spawned(local_rank, incarnation)` is called when a process runs.
+    - `on_exited(local_rank, incarnation, code, last_words)` is called when one has ended.
+    - `write(fd, data)` gets their output: 1 for stdout, 2 for stderr. It must not block.
+    - `label(local_rank)` returns the text before each line. It is None for a pod's only process, whose stdout does not come here.
+    """
 
     def __init__(
         self,
@@ -76,14 +82,14 @@ class Trainers:
         self._by_rank: dict[int, _Trainer] = {}
         self._by_pid: dict[int, _Trainer] = {}
         self._num_asked = 0
-        """Forks that the zygote was asked for and has not told the pid of."""
+        """Number of forks that the zygote has not answered with a pid yet."""
         self._unclaimed: dict[int, int] = {}
-        """Meanwhile: status of what ended, by pid. It may be such a fork. Later its pid may be another process's."""
+        """Exit status by pid of processes reaped meanwhile, since one may be such a fork. Cleared afterwards: pids are reused."""
         self._popens: dict[int, subprocess.Popen[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, local_rank: int, incarnation: int, env: Mapping[str, str]) -> None:
-        """Start a process; the one before it with this local rank is dead."""
+        """Start a process. The last one with this local rank must be dead."""
         trainer = _Trainer(local_rank, incarnation, place=env.get(GROUP_PLACE, ""))
         self._by_rank[local_rank] = trainer
         write_fds = []
@@ -99,9 +105,10 @@ class Trainers:
         task.add_done_callback(lambda ended: self._spawned(trainer, write_fds, ended))
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal a process and its helpers. SIGTERM goes to the group too: a shell does not pass it on.
+        """Signal a process and its helpers: the whole group, since a shell does not pass SIGTERM on.
 
-        One that waits for the zygote's import is not there yet, and the import may take minutes: its first signal is its end."""
+        A process that waits for the zygote's import does not exist yet. Its first signal ends it: the import may take minutes.
+        """
         trainer = self._by_rank.get(local_rank)
         if trainer is None:
             return
@@ -113,27 +120,27 @@ class Trainers:
                 trainer.spawning.cancel()
 
     def pid(self, local_rank: int, incarnation: int) -> int | None:
-        """Return the pid of a process that runs; None where it has ended or is only being started."""
+        """Return the pid of a running process; None if it has ended or is still being started."""
         trainer = self._by_rank.get(local_rank)
         return trainer.pid if trainer is not None and trainer.incarnation == incarnation and trainer.pid else None
 
     def tail(self, local_rank: int) -> str:
-        """Return the last that a process has written to stderr."""
+        """Return the end of a process's stderr."""
         trainer = self._by_rank.get(local_rank)
         return trainer.tail.decode("utf-8", "replace") if trainer is not None else ""
 
     def dying(self) -> list[tuple[int, int]]:
-        """Return (local rank, incarnation) of the processes that the kernel is taking down and that cannot be reaped yet.
+        """Return (local rank, incarnation) of the processes that the kernel takes down and that cannot be reaped yet.
 
-        Freeing a large process's memory takes the kernel tens of milliseconds; its peers may hear of its end before us.
+        Freeing the memory of a large process takes tens of milliseconds, so its peers may hear of its end before the agent does.
         """
         return [(t.local_rank, t.incarnation) for pid, t in self._by_pid.items() if is_exiting(pid)]
 
     def reap(self) -> None:
-        """Reap every dead child (on SIGCHLD): trainers, the zygote, and orphans that became ours."""
+        """Reap every dead child: trainers, the zygote, and orphans of both. Called on SIGCHLD."""
         while True:
             try:
-                # Look first: while it is a zombie its process group cannot be another's.
+                # Look first: while the child is a zombie, its pid and its group cannot be reused.
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -147,7 +154,7 @@ class Trainers:
             _, status = os.waitpid(pid, 0)
             popen = self._popens.pop(pid, None)
             if popen is not None:
-                popen.returncode = os.waitstatus_to_exitcode(status)  # or it would wait for the pid again
+                popen.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for the pid again
             if trainer is not None:
                 self._finish(trainer, os.waitstatus_to_exitcode(status))
             elif self._zygote is not None and pid == self._zygote.pid:
@@ -156,7 +163,7 @@ class Trainers:
                 self._unclaimed[pid] = status
 
     def _kill_left_behind(self, trainer: _Trainer, pid: int) -> None:
-        """Kill the helpers of an ended process that are in sessions of their own: the next one needs their ports and memory."""
+        """Kill the helpers of an ended process in sessions of their own. The next process needs their ports and memory."""
         zygote = self._zygote.pid if self._zygote is not None else None
         known = {pid, *self._by_pid, *self._popens, *(() if zygote is None else (zygote,))}
         for helper in left_behind(trainer.place, f"trainer-{trainer.local_rank}", known):
@@ -164,7 +171,7 @@ class Trainers:
                 os.kill(helper, signal.SIGKILL)
 
     def _spawned(self, trainer: _Trainer, write_fds: Sequence[int], task: asyncio.Task[None]) -> None:
-        """The task that starts a process is over; one that a signal has ended before there was a process is that process's end."""
+        """Take in the end of the task that starts a process. If a signal has cancelled it, that is the process's exit."""
         self._tasks.discard(task)
         if task.cancelled() and trainer.signals:
             _close(write_fds)
@@ -223,7 +230,7 @@ class Trainers:
 
     def _finish(self, trainer: _Trainer, code: int) -> None:
         for stream in trainer.streams:
-            # A helper that has left the process group may write for ever: no more than what lay in the pipe is of the process.
+            # A helper that has left the process group may write for ever. Only what was in the pipe can be of the process.
             left = fcntl.fcntl(stream.pipe, _F_GETPIPE_SZ) if stream.pipe >= 0 else 0
             while left > 0 and (read := self._read(trainer, stream)):
                 left -= read
@@ -233,7 +240,7 @@ class Trainers:
         self._on_exited(trainer.local_rank, trainer.incarnation, code, last_words(trainer.tail))
 
     def _read(self, trainer: _Trainer, stream: _Stream) -> int:
-        """Pass on what there is; returns how many bytes it was, 0 when there is nothing more now."""
+        """Pass on the output that is there, and return its length in bytes; 0 if there is none at the moment."""
         if stream.pipe < 0:
             return 0
         try:
@@ -274,7 +281,7 @@ def _kill_group(pid: int, signum: int) -> None:
 
 
 def is_exiting(pid: int) -> bool:
-    """Return whether the kernel has begun to take a process down; it is True until the process is reaped."""
+    """Return whether the kernel has begun to take a process down. True until the process is reaped."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""The state of one agent, and the small acts that every decision is made of: report, tell, persist, start, signal.
+"""The state of one agent, and the acts of which decisions consist: report, tell, persist, start, signal.
 
-Pure: an act only appends an effect. Whose turn it is, is decided in `core` (commands, the end), `session` and `script`.
+Pure: an act only appends an effect. `core`, `session` and `script` decide which act comes next.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Identity:
     grace_s: float = 25.0
     """Seconds between SIGTERM to the agent and the kubelet's SIGKILL."""
     saves: bool = False
-    """The script has a place for checkpoints."""
+    """The script writes checkpoints."""
     observed_port: int = 0
-    """Where other agents see whether this pod's kernel answers; 0: nowhere."""
+    """Port on which this pod's kernel answers the probes of other agents; 0: there is none."""
 
 
 class Worker:
-    """What one agent knows. Public fields are read and written by the deciding modules of this package, and nobody else."""
+    """The state of one agent. Only `core`, `session`, `script` and `hangs` read and write its public fields."""
 
     def __init__(self, identity: Identity, saved: Saved, snapshots: Mapping[int, SnapshotState]) -> None:
         self.identity = identity
         self._snapshots = dict(snapshots)
-        """What the memory snapshots hold, by local rank: of an earlier container of this pod, until a process says more."""
-        # A process that was started with a generation's environment may have formed it: it counts as entered.
+        """State in each memory snapshot by local rank. It begins with those of an earlier container of this pod."""
+        # A process that was started with a generation's environment may have formed its group: that counts as entered.
         self.saved = saved = replace(saved, entered=max(saved.entered, saved.started))
         self.processes = [
             Process(rank, floor=saved.entered, done=saved.has_returned(rank)) for rank in range(identity.processes)
@@ -54,57 +54,60 @@ class Worker:
         self._sealed = saved.sealed
         self.tier = UNKNOWN_TIER
         self.session = False
-        """The script is known to use the library: its text says so, or a process has attached."""
+        """The script is known to use the library: its text imports it, or a process has attached."""
         self.connected = False
         self.lost_s = -math.inf
-        """When the last connection was lost; never before the first one."""
+        """Time at which the last connection was lost; -inf before the first loss."""
         self.store_port = 0
         self.generation: wire.Generation | None = None
-        """The newest heard, by this agent process."""
+        """Newest generation that this agent process has heard."""
         self.observes: tuple[wire.Observed, ...] = ()
         self.watches: tuple[Watch, ...] = ()
-        """What is known of the members that it observes, since the first change."""
+        """Watches of the observed members. Empty until the level of one has changed."""
         self.document: Document | None = None
         self.finish: wire.Finish | None = None
-        """The end of the job's steps, once the operator has told it."""
+        """The operator's word that the job's steps have ended; None: it has not come."""
         self.ending: ending.Ending | None = None
         self.stopped = False
         self.progress = progress.Progress()
         self.progress_factor = 1.0
-        """What the operator asked for in its last answer (wire.Accepted)."""
+        """Factor of the report interval in the operator's last answer (wire.Accepted)."""
         self.formed_body: tuple[int, wire.Formed] | None = None
         self.formed_s = 0.0
         self.adopted_body: tuple[int, wire.Adopted] | None = None
         self.finished_body: tuple[int, wire.Finished] | None = None
         self.said_formed = self.said_adopted = 0
         self.replacing = False
-        """Script tier: processes are being ended because a newer generation wants new ones."""
+        """The agent ends a script's processes because a newer generation needs new ones."""
         self.preloading = False
         """The zygote's first import is not over."""
         self.cannot_run = ""
-        """Why its processes could not train: none is started, and the operator is told. Empty: nothing is known against them."""
+        """Reason why no process can train here; empty: none is known. The agent starts no process then, and reports the reason."""
         self.unobserved = False
-        """Script tier: see aggregate.Facts."""
+        """A script's processes have run so long without a word of the hook that they count as training."""
         self.script_cause: str | None = None
+        """Reason why a script's last processes ended."""
         self.crashes = 0
         """Processes that ended by themselves since the last committed step."""
         self.starts = 0
         self.launched_s = 0.0
         self.now_s = 0.0
-        """Of the event that is being handled."""
+        """Time of the event that is being handled."""
         self.effects: list[ev.Effect] = []
         self.said: Any = None
-        """The key of the last report that was written: the operator knows this much."""
+        """`key` of the last report that was written, which the operator knows."""
 
     @property
     def by_session(self) -> bool:
-        """True once it is known that the script uses the library."""
+        """True once the agent knows that the script uses the library."""
         return self.session or self.tier == SESSION
 
     @property
     def refused(self) -> int:
-        """No process enters this generation or one below (rule HEARD): every one below the newest heard, and that one, too,
-        where this worker is not a member of it."""
+        """Highest generation that no process of this worker enters any more (rule HEARD).
+
+        It is the one below the newest heard, or the newest heard itself if this worker is no member of it.
+        """
         newest = self.generation
         if newest is None:
             return self._sealed
@@ -128,19 +131,19 @@ class Worker:
 
     @property
     def snapshot(self) -> SnapshotState | None:
-        """The newest of what the memory snapshots hold."""
+        """The newest state in the worker's memory snapshots; None: there is no snapshot."""
         held = sorted(self._snapshots.values(), key=lambda one: (one.state, one.adopted, one.is_last))
         return held[-1] if held else None
 
     def snapshotted(self, local_rank: int, held: SnapshotState | None) -> None:
-        """A process's memory snapshot holds this now."""
+        """Take in the state that a process's memory snapshot holds now; None: it holds none."""
         if held is None:
             self._snapshots.pop(local_rank, None)
         else:
             self._snapshots[local_rank] = held
 
     def expects(self, local_rank: int, incarnation: int) -> bool:
-        """Return whether a process of this local rank and incarnation is one that runs."""
+        """Return whether the running process of this local rank has this incarnation."""
         if not 0 <= local_rank < len(self.processes):
             return False
         process = self.processes[local_rank]
@@ -168,14 +171,14 @@ class Worker:
         return aggregate.condition(self.processes, facts), aggregate.seal(self.processes, facts)
 
     def key(self) -> Any:
-        """What must not change without a report."""
+        """Return a value whose every change must be reported. Ages, the step and the heard generation are no part of it."""
         condition, seal = self.condition_and_seal()
         busy = tuple(replace(one, age_s=0.0) for one in condition.busy)
         unheard = tuple((watch.observed.pod_uid, watch.level) for watch in self.watches if watch.level)
         return replace(condition, step=0, heard=0, busy=busy), seal, unheard
 
     def report(self, body: Any) -> wire.Report:
-        """Return a report of this moment: the whole condition and seal around `body`."""
+        """Return a report with `body` and the present condition and seal."""
         self.keep_seal()
         condition, seal = self.condition_and_seal()
         mine = self.identity
@@ -196,7 +199,7 @@ class Worker:
         )
 
     def keep_seal(self) -> None:
-        """Keep what the seal promises, on disk before any report says it (rule HEARD). What was entered is there already."""
+        """Write the seal's promise to the state file, before a report makes it (rule HEARD). Entered generations are there."""
         seal = self.condition_and_seal()[1]
         if seal is None:
             return
@@ -206,7 +209,7 @@ class Worker:
 
     def send(self, body: Any) -> None:
         report = self.report(body)
-        if isinstance(body, wire.Fault):  # it may be said again later, in a report of then
+        if isinstance(body, wire.Fault):  # names its generation itself, since a later report may carry it again
             condition = report.condition
             body = replace(
                 body,
@@ -214,30 +217,32 @@ class Worker:
                 incarnation=condition.incarnation,
             )
             report = replace(report, body=body)
-        if self.connected:  # else nobody hears it: what hello has said is what the operator knows
+        if self.connected:  # a report that nobody hears changes nothing of the operator's knowledge
             self.said = self.key()
         self.effects.append(ev.Send(report))
 
     def take_progress(self, now_s: float) -> wire.Progress | None:
-        """Return the newest commit to report, None if it belongs to another generation than the condition that a report
-        carries: it would be taken for a sign of life of that one."""
+        """Return the report of the newest commit, and note it as sent.
+
+        None if the commit's generation is not the condition's: the operator would take it for a sign of life of the latter.
+        """
         said = self.progress.take(now_s)
         return said if self.progress.generation == self.condition_and_seal()[0].generation else None
 
     def say_last_progress(self, now_s: float) -> None:
-        """Report the newest commit, if it waits for its time: a process leaves its generation, and no later report can name it."""
+        """Report a commit that still waits for its time. Called when a process leaves a generation, before reports name another."""
         said = self.take_progress(now_s) if self.connected and self.progress.due_s is not None else None
         if said is not None:
             self.send(said)
 
     def returned(self, process: Process, generation: int) -> None:
-        """A process has returned 0 after the last step of `generation`. That is on disk before it is said (rule END)."""
+        """Note that a process has returned 0 after the last step of `generation`, on disk before any report (rule END)."""
         process.done = True
         known = self.saved.done if self.saved.finished == generation else 0
         self.persist(finished=generation, done=known | 1 << process.local_rank)
 
     def let_go(self, process: Process) -> None:
-        """Tell an attached process to leave its loop. Its script may change the model from now on, so that it holds no state."""
+        """Tell an attached process to leave its loop. It counts as without a state, since its script may change the model now."""
         finish = self.finish
         if finish is None or not process.attached or process.let_go:
             return
@@ -250,8 +255,10 @@ class Worker:
         )
 
     def take_back(self) -> None:
-        """The end of the steps counts no more: all members run their end again, in a newer generation. Those of its processes that
-        have left their loop, or have returned 0, start again."""
+        """Withdraw the end of the steps, because all members run their end again in a newer generation.
+
+        Processes that have left their loop or returned 0 start again.
+        """
         self.finish = None
         if self.ending is not None:
             return
@@ -266,16 +273,16 @@ class Worker:
         self.effects.append(ev.Tell(process.local_rank, message))
 
     def persist(self, **changed: int) -> None:
-        """Have these fields of the state file on disk before any later effect."""
+        """Change fields of the state file. The file is on disk before any later effect."""
         saved = replace(self.saved, **changed)
         if saved != self.saved:
             self.saved = saved
             self.effects.append(ev.Persist(saved))
 
     def start(self, ranks: list[int], generation: wire.Generation | None, now_s: float) -> None:
-        """Start new processes, their incarnations on disk first (rule INC). The ones before them are dead.
+        """Start processes for these local ranks, after their incarnations are on disk (rule INC). The earlier ones are dead.
 
-        `generation`: whose rank and world size they are started with; None: without.
+        They get the rank and world size of `generation`; None: they start without, as in a session.
         """
         if self.cannot_run:
             return
@@ -305,7 +312,7 @@ class Worker:
                 self.effects.append(ev.Signal(process.local_rank, signum))
 
     def give_up(self, code: int) -> None:
-        """Exit although processes run: SIGKILL has not ended them."""
+        """Exit although processes run, because SIGKILL has not ended them."""
         self.stopped = True
         why = ending.unkillable_sentence([p.local_rank for p in self.processes if p.running])
         self.script_cause = why
@@ -313,7 +320,7 @@ class Worker:
         self.effects += [ev.Log(why), ev.Exit(code)]
 
     def next_delay_s(self) -> float:
-        """Count a process that ended by itself; return how long its restart waits."""
+        """Count a process that ended by itself, and return the delay of its restart in seconds."""
         self.crashes += 1
         return ending.restart_delay_s(self.crashes)
 
@@ -334,15 +341,15 @@ class Worker:
                 tail=event.tail or None,
                 reason=reason,
                 detail=detail,
-                # Each start counts one incarnation, so that this grows with each end and at nothing else but a new agent.
+                # Number of processes that have ended. Each start counts one incarnation, so this grows with exits only.
                 ended=self.saved.incarnation - sum(p.running for p in self.processes),
             )
         )
 
     def hand(self, process: Process) -> None:
-        """Give an attached process the newest generation, if it may enter it and has not got it.
+        """Give an attached process the newest generation, if it may enter it and does not have it yet.
 
-        The store's host waits for the document: it publishes it.
+        The process that hosts the store gets it only with the document, which it publishes.
         """
         newest = self.generation
         if newest is None or not process.attached or process.let_go or process.handed >= newest.number:

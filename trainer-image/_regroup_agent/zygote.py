@@ -1,7 +1,7 @@
-"""The agent's side of the zygote: starts it, asks it for forks, starts it again when it dies.
+"""The agent's side of the zygote: starts it, asks it for forks, and starts it again when it dies.
 
-Owns the zygote process and its socket; `zygote_child` is what runs in it. Falls back to exec (`spawn` answers None)
-where the preload cannot be imported, with one sentence in the log.
+Owns the zygote process and its socket; `zygote_child` runs in it. If the preload cannot be imported, `spawn` returns None,
+processes are exec'd, and one sentence in the log says so.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .launch import PythonCommand
 from .posix import die_with_parent
 
 MAX_IMPORT_S = 300.0
-"""A preload that takes longer hangs: processes are exec'd instead. On a cold network disk torch takes a minute or two."""
+"""Longest import of the preload; after it processes are exec'd. On a cold network disk torch takes a minute or two."""
 MAX_FORK_S = 30.0
-"""A zygote that does not answer for so long is killed; a fork takes milliseconds."""
+"""Time after which a zygote that does not answer is killed. A fork takes milliseconds."""
 MAX_DEATHS = 3
-"""Deaths in a row without one fork in between, after which processes are exec'd instead."""
+"""Number of deaths in a row, without a fork in between, after which processes are exec'd."""
 
 
 class Zygote:
-    """One zygote for one command. All methods on the event loop's thread."""
+    """The zygote of one command. All methods are called on the event loop's thread."""
 
     def __init__(
         self,
@@ -40,9 +40,11 @@ class Zygote:
         on_imported: Callable[[], None],
         settings: Mapping[str, str | None] | None = None,
     ) -> None:
-        """`settings`: variables that the script sets before its imports (None: that it removes), for the preload.
+        """Prepare a zygote that imports `preload`; `start` starts it.
 
-        `on_imported` is called each time an import ends, and when there will be none: processes can be started."""
+        - `settings`: variables that the script sets before its imports, which the preload needs; None: it removes the variable
+        - `on_imported`: called when an import has ended, and when there will be none. Processes can be started then.
+        """
         self._on_imported = on_imported
         self._overdue: asyncio.TimerHandle | None = None
         self._python, self._preload = python, list(preload)
@@ -55,21 +57,23 @@ class Zygote:
         self._deaths = 0
         self._usable = True
         self.import_s: float | None = None
-        """Seconds that the preload's import took; None: it is not over."""
+        """Duration of the preload's import in seconds; None: it is not over."""
 
     @property
     def pid(self) -> int | None:
-        """The zygote's process id, for whoever reaps."""
+        """The zygote's process id, by which `Trainers.reap` knows it."""
         return self._process.pid if self._process else None
 
     @property
     def imports(self) -> bool:
-        """True until the import is over: who waits in `spawn` has not been forked. False while an answer is on its way, or has come
-        and was not taken yet: after a zygote's end the next one imports."""
+        """True while the zygote imports and a process that waits in `spawn` cannot have been forked.
+
+        False while an answer to a fork is on its way or not yet taken, even if the next zygote imports already.
+        """
         return self._usable and not self._waiting and (self._ready is None or not self._ready.done())
 
     def start(self) -> None:
-        """Start the zygote; returns at once, the import goes on in it."""
+        """Start the zygote. Returns at once, while the import goes on in it."""
         source = pkgutil.get_data(__package__, "zygote_child.py")
         assert source is not None
         setup = {
@@ -110,9 +114,10 @@ class Zygote:
         self._overdue = asyncio.get_running_loop().call_later(MAX_IMPORT_S, self._hangs, self._process)
 
     async def spawn(self, env: Mapping[str, str], fds: Sequence[int]) -> int | None:
-        """Fork a trainer process and return its pid; None: it has to be exec'd. Waits for the import to be over.
+        """Fork a trainer process and return its pid; None: the caller must exec it. Waits until the import is over.
 
-        fds: what becomes its stderr, and its stdout, if that is not the agent's."""
+        `fds` become its stderr and, if there is a second one, its stdout.
+        """
         while self._usable:
             if self._process is None:
                 self.start()
@@ -141,14 +146,14 @@ class Zygote:
         return None
 
     def died(self) -> None:
-        """Take note that the zygote's process has been reaped, and start another."""
+        """Take in that the zygote was reaped, and start another one, or give up after MAX_DEATHS."""
         if self._process is not None:
-            self._process.returncode = -1  # reaped by us, not by subprocess
+            self._process.returncode = -1  # the agent has reaped it, not subprocess
         while self._channel is not None and self._read():
-            pass  # what it forked before its end lives, and is not forked again; what comes later finds no reader, and ends
+            pass  # takes the pids of forks that live; a fork that has not sent its pid yet finds no reader, and ends
         self._drop_channel()
         self._process = None
-        for answer in self._waiting.values():  # who waits lets go of it itself, once it has run
+        for answer in self._waiting.values():  # each waiting `spawn` removes its own entry
             if not answer.done():
                 answer.set_exception(_DiedError())
         if not self._usable:
@@ -164,14 +169,14 @@ class Zygote:
             before.set_result(False)
 
     def _read(self) -> bool:
-        """Take a message of the zygote or of what it forked; False: there is none now."""
+        """Take in a message of the zygote or of a fork. Returns False if there is none at the moment."""
         assert self._channel is not None
         try:
             data = self._channel.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionResetError:
-            return True  # it left a request unread; what it said before, and its end, are read after that
+            return True  # the zygote left a request unread; its earlier messages and its end can still be read
         except OSError:
             data = b""
         if not data:
@@ -197,10 +202,10 @@ class Zygote:
             self._give_up(f"importing {', '.join(self._preload)} failed ({message.get('failed')})")
 
     def _ended(self) -> None:
-        """Nobody is at the other end any more. The process is reaped, and then noted by `died`: until then who asks waits."""
+        """Take in that the channel's other end is closed. `spawn` waits until the process is reaped and `died` is called."""
         self._drop_channel()
         if self._process is not None:
-            _kill(self._process)  # were it alive, nobody could tell it anything
+            _kill(self._process)  # a living zygote without a channel is of no use
         if self._ready is not None and self._ready.done() and self._usable:
             self._ready = asyncio.get_running_loop().create_future()
 
@@ -211,13 +216,13 @@ class Zygote:
             self._channel = None
 
     def _hangs(self, process: subprocess.Popen[bytes]) -> None:
-        """The import has not ended in time."""
+        """Give up, because the import has not ended in time."""
         if self._process is process and self._usable:
             self._give_up(f"importing {', '.join(self._preload)} takes more than {MAX_IMPORT_S:.0f} s")
             _kill(process)
 
     def _is_silent(self, process: subprocess.Popen[bytes] | None) -> None:
-        """A fork has not been answered in time. Once it is dead, it cannot do so any more, and another one is asked."""
+        """Kill a zygote that has not answered a fork in time. `died` then starts another one, which is asked again."""
         if process is not None and self._process is process:
             self._log(f"The zygote has not answered for {MAX_FORK_S:g} s; it is killed.")
             _kill(process)
@@ -237,8 +242,7 @@ class Zygote:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that is not reaped yet. Popen.kill would reap one that is dead, and whoever reaps for the agent would not hear
-    of its end."""
+    """Kill a process that is not reaped yet. Popen.kill would reap a dead one, and `Trainers.reap` would miss its end."""
     if process.returncode is None:
         os.kill(process.pid, signal.SIGKILL)
 

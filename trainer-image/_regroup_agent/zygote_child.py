@@ -1,9 +1,9 @@
 """The zygote: imports slow modules once and forks trainer processes in milliseconds.
 
-Runs as `python -c <this text> SOCKET_FD SETUP` under the command's own interpreter and path, so it imports nothing of ours (a
-`regroup` of the agent's zipapp must never hide the image's). It stays single-threaded and never touches CUDA. A fork's
-parent is the agent (a subreaper): the process in between ends at once, so the agent sees the exit status directly.
-The forked child leaves this text's only loop and runs the user's code at top level: exit codes, atexit, traceback are python's.
+Runs as `python -c <this text> SOCKET_FD SETUP` under the command's own interpreter and path. It imports nothing of ours, since a
+`regroup` from the agent's zipapp would hide the image's. It stays single-threaded and never touches CUDA. Each fork goes through a
+process that ends at once, so that the agent, a subreaper, becomes the parent and sees the exit status. The
+forked child leaves the loop and runs the user's code at top level: exit codes, atexit and tracebacks are python's own.
 """
 
 import ctypes
@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any
 
 _hook: dict[str, Any] = {"__name__": "_regroup_group_hook"}
-"""The names of group_hook.py, which says when the process has passed `init_process_group`."""
+"""Namespace of group_hook.py, which tells the agent when the process has passed `init_process_group`."""
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 _fork_warning: Any = None
-"""The filter that the zygote adds to those of its libraries."""
+"""Warning filter of the zygote's own, which forks remove."""
 
 
 def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
     """Have the kernel kill this process with the agent.
 
-    Only once the process in between is gone: the signal comes with the death of whoever is the parent then.
+    Waits until the process in between is gone and the agent is the parent: the signal is sent at the death of the parent.
     """
     deadline = time.monotonic() + 10.0
     while os.getppid() != agent_pid:
@@ -47,12 +47,12 @@ def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
 
 
 def _call_it(name: str, libc: ctypes.CDLL) -> None:
-    """Have `ps` and /proc/PID/comm tell a trainer from the zygote: their command lines are the same."""
+    """Set the process name in `ps` and /proc/PID/comm, since the zygote and its forks have the same command line."""
     libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _fork() -> int:
-    """Return the child's pid, 0 in the child, and the error's number below 0 where the kernel makes no further process."""
+    """Return the child's pid, and 0 in the child. If the kernel refuses the fork, return the negative error number."""
     try:
         return os.fork()
     except OSError as error:
@@ -60,7 +60,7 @@ def _fork() -> int:
 
 
 def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
-    """Fork on request, for ever. Returns only in a forked child, with its request."""
+    """Fork a child for each request of the agent. Returns only in a forked child, with its request."""
     agent_pid = os.getppid()
     while True:
         try:
@@ -79,7 +79,7 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
             for fd, standard in zip(fds, (2, 1)):
                 os.dup2(fd, standard)
                 os.close(fd)
-            # The pid goes out first, so that the agent can kill what has not begun yet.
+            # The pid goes out first, so that the agent can kill a process that has not begun yet.
             channel.send(json.dumps({"id": request["id"], "pid": os.getpid()}).encode())
             channel.close()
             _die_with_parent(agent_pid, libc)
@@ -93,7 +93,7 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
 
 
 def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
-    """Make this process look like a fresh `python FILE ...` or `python -m MODULE ...`; return its __main__ module."""
+    """Make this process look like a fresh `python FILE ...` or `python -m MODULE ...`, and return its __main__ module."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.environ.update(setup["environ"])
@@ -103,10 +103,10 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
-    if sys.version_info < (3, 14):  # later ones make it when it is asked for
+    if sys.version_info < (3, 14):  # later versions make it on access
         main.__dict__.setdefault("__annotations__", {})
     sys.modules["__main__"] = main
-    if "__mp_main__" in sys.modules:  # where what comes back from a pool of spawned processes says that its class is
+    if "__mp_main__" in sys.modules:  # module of the classes that a pool of spawned processes returns
         sys.modules["__mp_main__"] = main
     _draw_anew()
     _forget()
@@ -117,15 +117,15 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
 
 
 _unseeded: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""Python's random number generators that a preloaded module has made without a seed."""
+"""Generators of Python's `random` that a preloaded module has made without a seed."""
 _unseeded_numpy: list[Any] = []
-"""Those of numpy."""
+"""Generators of numpy that a preloaded module has made without a seed."""
 _OF_THE_SYSTEM = 1 << 96
-"""numpy draws a seed of 128 bits where it gets none; a person writes a smaller one."""
+"""A numpy seed from here on was drawn by numpy itself, with 128 bits. A person writes a smaller one."""
 
 
 def _watch_seeds() -> Any:
-    """Take note of each generator that is made without a seed, until what this returns is called."""
+    """Collect the generators that are made without a seed, until the returned function is called."""
     import random
 
     seed = random.Random.seed
@@ -148,8 +148,10 @@ def _watch_seeds() -> Any:
 
 
 def _draw_anew() -> None:
-    """Seed anew what drew its seed when the zygote imported it, or all forks would draw the same numbers: the libraries' global
-    generators, and those that a preloaded module has made without a seed. One that has a seed keeps its numbers."""
+    """Draw new seeds for the libraries' global generators and for those made without a seed.
+
+    Otherwise all forks would draw the same numbers. A generator that was given a seed keeps its numbers.
+    """
     if "random" in sys.modules:
         sys.modules["random"].seed()
     for generator in list(_unseeded):
@@ -159,13 +161,13 @@ def _draw_anew() -> None:
     for generator in _unseeded_numpy:
         generator.bit_generator.state = type(generator.bit_generator)().state
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.seed()  # of the CPU: a GPU's is seeded when it is first used
+        sys.modules["torch"].default_generator.seed()  # the CPU's; a GPU's generator is seeded at its first use
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
 def _forget() -> None:
-    """Undo what imported libraries have found out once for the zygote, and what the zygote has set for itself."""
+    """Undo what imported libraries have cached for the zygote's process, and the zygote's own warning filter."""
     warnings.filters[:] = [one for one in warnings.filters if one is not _fork_warning]  # type: ignore[index]
     getattr(warnings, "_filters_mutated", lambda: None)()
     if "tempfile" in sys.modules:
@@ -175,7 +177,7 @@ def _forget() -> None:
 
 
 def _run(main: types.ModuleType, setup: dict[str, Any]) -> None:
-    """Run the user's code to its end. Raises what it raises."""
+    """Run the user's code to its end. Raises any exception of it."""
     if setup["module"]:
         import runpy
 
@@ -194,7 +196,7 @@ def _run(main: types.ModuleType, setup: dict[str, Any]) -> None:
 
 
 def _trimmed(error: BaseException) -> "types.TracebackType | None":
-    """Return the traceback without this text's own frames."""
+    """Return the traceback without the frames of this text."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
         trace = trace.tb_next
@@ -208,11 +210,11 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _call_it("zygote", libc)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What `python FILE` and `python -m` put first; a preload module is found where the script would find it.
+    # As `python FILE` and `python -m` set it, so that a preload module is found where the script would find it.
     sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
     exec(setup["hook"], _hook)
     _hook["install"]()
-    for name, value in setup["settings"].items():  # gone from the forks: their script sets them itself
+    for name, value in setup["settings"].items():  # for the imports only; in a fork the script sets them itself
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -228,7 +230,7 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     stop_watching()
     gc.collect()
     gc.freeze()
-    # Python 3.12 warns of any thread at fork, also of a library's own that takes care of itself (OpenBLAS).
+    # Python 3.12 warns at a fork of any thread, also of OpenBLAS, whose threads are made for forks.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork.*", category=DeprecationWarning)
     global _fork_warning
     _fork_warning = warnings.filters[0]
