@@ -1,12 +1,12 @@
 """Regroup: training jobs that survive failures and resizes.
 
-Importing this package imports nothing else (PEP 562): operator and agent read `regroup.protocol` without paying for torch.
-What a training script uses is below; `regroup.job` is where to read on.
+Importing this package imports nothing else (PEP 562), so operator and agent can use `regroup.protocol` without torch. The names
+that a training script uses are loaded at their first use. `session` in `regroup.job` is the place to read on.
 """
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what a type checker sees of the lazy names below
+if TYPE_CHECKING:  # for type checkers, which do not see the lazy names below
     from regroup import strategies
     from regroup.accelerator import device
     from regroup.data import cached, stream

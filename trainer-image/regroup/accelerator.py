@@ -1,4 +1,4 @@
-"""Which GPU this process computes on. There is one process for each GPU of a worker, told by LOCAL_RANK."""
+"""Chooses the GPU of this process by LOCAL_RANK. A worker has one process for each of its GPUs."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,10 @@ from .protocol import env, gpus
 
 
 def device() -> torch.device:
-    """Return the device of this process, and make it torch's current one: a GPU by LOCAL_RANK; the CPU where there is no GPU.
+    """Return the device of this process and make it torch's current one: the GPU of its LOCAL_RANK, or the CPU without GPUs.
 
-    Call it before the model is built or moved. Raises UsageError where this process has no GPU of its own,
-    or LOCAL_RANK is no number.
+    Call it before the model is built or moved. Raises UsageError if this process has no GPU of its own, and if
+    LOCAL_RANK is no number.
     """
     said = os.environ.get(env.LOCAL_RANK) or "0"
     if not said.isdecimal():
@@ -30,8 +30,10 @@ def device() -> torch.device:
 
 
 def choose(local_rank: int, num_gpus: int, *, shares: bool = False) -> torch.device:
-    """Return the device of a worker's process. Pure. Raises UsageError where the processes before it have all GPUs, unless
-    processes may share one (`shares`)."""
+    """Return the device of a worker's process. Pure.
+
+    Raises UsageError if there are fewer GPUs than processes and they may not share one (`shares`).
+    """
     if num_gpus == 0:
         return torch.device("cpu")
     if shares:
@@ -45,24 +47,25 @@ def choose(local_rank: int, num_gpus: int, *, shares: bool = False) -> torch.dev
 
 
 def make_current(here: torch.device) -> None:
-    """Make a GPU torch's current one: streams, NCCL and the random numbers of a step are those of the current GPU."""
+    """Make a GPU torch's current one. Streams, NCCL and the random numbers of a step belong to the current GPU."""
     if here.type == "cuda":
         torch.cuda.set_device(here)
 
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""The same in all containers of a machine, and another one on each machine."""
+"""File with an identifier of the machine, which is the same in all of its containers."""
 
 
 def identity(here: torch.device) -> str:
-    """Return which GPU this is, as "machine/GPU-uuid", the same in each process that computes on it.
+    """Return an identifier of the GPU, "machine/GPU-uuid", which is the same in each process that computes on it.
 
-    Empty where nothing is to be compared: on the CPU, where ranks may share a GPU, and where torch cannot say it.
+    Ranks compare it to find out that two of them use one GPU. It is empty on the CPU, if ranks may share a GPU, and if torch
+    does not know it.
     """
     if here.type != "cuda" or gpus.may_share(os.environ):
         return ""
     try:
         uuid = getattr(torch.cuda.get_device_properties(here), "uuid", None)
         return "" if uuid is None else f"{BOOT_ID.read_text().strip()}/GPU-{uuid}"
-    except (RuntimeError, AssertionError, OSError):  # the device cannot be asked: NCCL finds out by itself
+    except (RuntimeError, AssertionError, OSError):  # the device cannot be asked; NCCL will find a shared GPU itself
         return ""

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits as the int64 of a tensor: floats as their bits, unsigned numbers by two's complement. Pure."""
+"""Converts numbers of 64 bits to int64, as tensors have it, and back: floats by their bits, others by two's complement. Pure."""
 
 import struct
 
@@ -6,7 +6,7 @@ MASK = (1 << 64) - 1
 
 
 def float_bits(value: float) -> int:
-    """Return the bits of a float64."""
+    """Return the bits of a float64 as an int64."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
@@ -16,11 +16,11 @@ def float_of(bits: int) -> float:
 
 
 def signed(value: int) -> int:
-    """Return the int64 with the last 64 bits of a number."""
+    """Return the last 64 bits of a number as an int64."""
     value &= MASK
     return value - (1 << 64) if value >> 63 else value
 
 
 def unsigned(value: int) -> int:
-    """Return the number of 64 bits, from 0 up, that `signed` made an int64 of."""
+    """Return the number in [0, 2**64) that has the bits of an int64."""
     return value & MASK

@@ -1,4 +1,4 @@
-"""Refuse what no restart can change: the agent hears of it, so that no process of the job is started again."""
+"""Refuses to run for a reason that no restart can change. The agent hears the reason, so no process is started again."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from .errors import UsageError
 from .protocol import env, local
 
 _TELL_S = 2.0
-"""How long the agent may take."""
+"""Timeout of each message to and from the agent."""
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise UsageError with the sentence, after the agent has heard that neither this process nor one that is started after it can
-    run. The operator fails the job (CannotRun) once the process has ended."""
+    """Tell the agent that no process of this job can run, and raise UsageError with the sentence.
+
+    The operator fails the job (CannotRun) once this process has ended.
+    """
     _tell_agent(sentence)
     raise UsageError(sentence)
 
 
 def _tell_agent(sentence: str) -> None:
-    """Tell the agent that no process of this job can run. Without an agent, or with one that has gone, nobody is told."""
+    """Tell the agent that no process of this job can run. Does nothing without an agent."""
     try:
         message = local.CannotRun(int(os.environ[env.LOCAL_RANK]), int(os.environ[env.INCARNATION]), sentence)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.settimeout(_TELL_S)
             agent.connect(os.environ[env.SOCKET])
             agent.sendall(local.encode(message))
-            agent.recv(1)  # the agent has read it once it closes: the process may end now
+            agent.recv(1)  # the agent closes once it has read the message; only then this process may end
     except (OSError, KeyError, ValueError):
         pass

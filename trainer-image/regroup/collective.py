@@ -1,8 +1,9 @@
 """`job.collective(name)`: the user's own collectives between steps (evaluation), repeated after a membership change.
 
-Owns who takes part. All ranks of a generation do, except where the generation began while some were inside the block: then
-those that were at the same place of the script, since the others (a joiner, a rank that missed the commit) go on to the next step
-and meet them there. A block is left only when every rank in it has reached its end, so nobody repeats it without the others.
+This module decides which ranks take part in a block: mostly all of the generation. If the generation began while some ranks were
+inside the block, only ranks at the same place of the script take part. The others (a joiner, a rank that missed the commit) go on
+to the next step and meet them there. A rank leaves a block only when every rank in it has reached its end, so no rank has to
+repeat the block alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,15 +27,15 @@ from .transaction.served import ServedCommitter
 
 
 def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
-    """Return the ranks that run the block `here`, which `rank` enters before its generation's first commit.
+    """Return the ranks that run the block `here`, which `rank` enters before its generation's first commit. Pure.
 
-    Without `rank` itself: it has completed the block, and somebody has left it already. Pure. Raises UsageError when
-    other ranks are in another block at the same place. The ranks of one block agree on this, as do those of the rest.
+    All ranks of a block come to the same answer from the arrivals. The answer lacks `rank` if it has completed the block and
+    another rank has already left it. Raises UsageError if other ranks are in another block at the same place.
     """
     there = [a.block if a.block is not None and a.block.place == here.place else None for a in arrivals]
     if there[rank] is None:
-        # Those that were at this place when the generation began repeat the block without the others: they cannot know
-        # whether these come through here before the next commit.
+        # Ranks that were at this place when the generation began repeat the block by themselves. They cannot know
+        # whether the others, such as this rank, come through here before the next commit.
         return [other for other, block in enumerate(there) if block is None]
     for block in there:
         if block is not None and block.number == here.number and block.name != here.name:
@@ -54,16 +55,16 @@ def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
 
 
 def with_whole_groups(ranks: Sequence[int], rank: int, size: int) -> list[int]:
-    """Return those of `ranks` whose model group of `size` ranks is there as a whole, where that of `rank` is; else `rank` alone.
+    """Return the ranks whose whole model group of `size` ranks is among `ranks`, or `rank` alone if its own group is not. Pure.
 
-    Pure. A split model computes with all ranks of its group: the others of such a group must not wait for it, nor it for them.
+    A split model computes with all ranks of its group, so ranks of incomplete groups must not wait for each other.
     """
     whole = {one // size for one in ranks if set(range(one - one % size, one - one % size + size)) <= set(ranks)}
     return [one for one in ranks if one // size in whole] if rank // size in whole else [rank]
 
 
 class Blocks:
-    """The blocks of one job, counted since the last commit: who takes part in the one that begins here."""
+    """The blocks of one job. They are counted since the last commit, by which ranks recognise the same block."""
 
     def __init__(
         self,
@@ -72,18 +73,18 @@ class Blocks:
         state: TrainingState,
         follow: Callable[[], None],
     ) -> None:
-        """`follow` is called to be in the newest generation that must be followed."""
+        """`follow` enters the newest generation if this process must follow it."""
         self.num_left = 0
         self.loop_begun = False
         self.rehearses = False
-        """A step is rehearsed: this process is alone for the time being."""
+        """A step is being rehearsed, in which this process is alone."""
         self.is_over = False
         """The job has ended."""
         self.membership = membership
         self._committer, self._state, self._follow = committer, state, follow
 
     def here(self, name: str) -> Block:
-        """Return where in the script this process is. Raises UsageError where no block may be entered."""
+        """Return the block of this name at the present place of the script. Raises UsageError if no block may begin here."""
         block = f'job.collective("{name}")'
         if self.is_over:
             raise UsageError(
@@ -98,10 +99,10 @@ class Blocks:
         return Block(self._state.step if self.loop_begun else BEFORE_LOOP, self.num_left + 1, name)
 
     def enter(self, here: Block) -> tuple[Team | None, bool]:
-        """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
+        """Return the team of the block that begins, or begins again, and whether all of its ranks had completed the block before.
 
-        No team: plain `python`, a rehearsal, or another rank has left the block already, which it may only when all had
-        completed it.
+        The team is None in plain `python`, in a rehearsal, and if another rank has already left the block. A rank may do so only
+        after all had completed it.
         """
         membership = self.membership
         if membership.is_alone or self.rehearses:
@@ -109,7 +110,7 @@ class Blocks:
         membership.block = here
         while True:
             self._follow()
-            if membership.over:  # the others were here before their last step
+            if membership.over:  # the other ranks have passed this block before their last step
                 return None, here.complete
             groups, gathering = membership.groups, membership.gathering
             assert groups is not None
@@ -123,7 +124,7 @@ class Blocks:
                 ranks = with_whole_groups(ranks, groups.rank, size)
                 living.refuse(len(ranks) < size)
             try:
-                # By the first rank, too: ranks that were here before and ranks that come later may be two teams of one block.
+                # The name has the first rank: ranks that were here before and ranks that come later may form two teams.
                 team = form_team(groups, ranks, f"{here.place}/{here.number}/{here.name}/{ranks[0]}")
                 num_complete = torch.tensor([int(here.complete)])
                 if team.world_size > 1:
@@ -134,7 +135,7 @@ class Blocks:
                     raise
 
     def left(self) -> None:
-        """The block was completed by all, or this process cannot repeat it."""
+        """Count a block that all ranks have completed, or that this process cannot repeat."""
         self.num_left += not self.rehearses
         self.membership.block = None
         living.refuse(False)
@@ -142,7 +143,7 @@ class Blocks:
     def forward(self, inputs: tuple[Any, ...]) -> Any:
         """Run the model's forward pass. Raises GenerationChanged, Apart and BackendError."""
         model, groups = self._state.model, self.membership.groups
-        with leaves_broken(self.membership):  # other groups may not have noticed, and wait for this rank
+        with leaves_broken(self.membership):  # ranks of other groups may wait for this one, and must hear of the error
             if not isinstance(model, pipeline.Pipeline) or not model.is_split:
                 return model(*inputs)
             living.check_together()
@@ -150,8 +151,11 @@ class Blocks:
             return pipeline.forward(model, inputs, Edges(groups))
 
     def ends(self) -> None:
-        """The block ends, one way or another. A forward of a split model may have been cut off in it. Its parameters are split
-        again: else this rank would wait for the gather of a group that has ended, or skip one that the others begin."""
+        """Reset the split model at the end of an attempt, in which a forward may have been cut off.
+
+        Its parameters are split again. Otherwise this rank waits for the gather of a group that has ended, or skips a gather that
+        the others begin.
+        """
         living.refuse(False)
         fsdp.begin_anew(self._state.model)
 
@@ -172,10 +176,10 @@ class Collective:
         self._done = False
         self._repeats = False
         self._entered = False
-        """The next attempt's team stands already."""
+        """The team of the next attempt has been formed."""
         self._team: Team | None = None
         self._here: Block | None = None
-        """Where it is in the script, from the first attempt on."""
+        """Number and place of the block in the script; None before the first attempt."""
 
     def __iter__(self) -> Iterator["Collective"]:
         self._repeats = True
@@ -196,13 +200,13 @@ class Collective:
         self._blocks.ends()
         if error is None:
             try:
-                self._all_reduce(torch.zeros(1))  # everyone has reached the end
+                self._all_reduce(torch.zeros(1))  # returns once every rank has reached the end
                 self._done = True
             except (GroupBroken, BackendError) as broken:
                 if not self._blocks.membership.explains(broken):
                     raise
                 error = broken
-                # Whoever is in it again says whether it, too, had reached the end.
+                # Each rank that enters again tells whether it had reached the end.
                 assert self._here is not None
                 self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
                 self._entered = not self._done
@@ -234,16 +238,16 @@ class Collective:
 
     @property
     def group(self) -> Any:
-        """The processes in the block, for `torch.distributed` calls with `group=`; None in plain `python`.
+        """The process group of the block, for `torch.distributed` calls with `group=`; None in plain `python`.
 
-        On CPU such a call may stay blocked for good when a peer dies in it (`Team.group`); `all_reduce` never does.
+        On CPU such a call may block for ever if a peer dies in it. `all_reduce` of this class never does.
         """
         return self._team.group if self._team is not None else None
 
     def forward(self, *inputs: Any) -> Any:
-        """Return what the model makes of a batch: of any model, and of a pipeline where its last stage is; None where it is not.
+        """Return the model's output for a batch. In a pipeline only the last stage has it; the others return None.
 
-        All processes of a model group call it as often, those of a pipeline with the same inputs. Raises BackendError.
+        All processes of a model group must call it equally often, those of a pipeline with the same inputs. Raises BackendError.
         """
         try:
             return self._blocks.forward(inputs)
@@ -251,9 +255,10 @@ class Collective:
             raise error.with_traceback(None) from None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the processes in the block, in place, and return it. In a world of one: unchanged.
+        """Sum a tensor over the processes in the block, in place, and return it. With one process it stays unchanged.
 
-        Raises BackendError with the backend's text, on every rank that has it: for example for a type that it does not know.
+        Raises BackendError with the backend's text, for example for a dtype that the backend does not know, and GenerationChanged
+        if the group changes meanwhile.
         """
         try:
             return self._all_reduce(tensor)
@@ -266,7 +271,7 @@ class Collective:
         team = self._team
         if team is None or team.world_size == 1:
             return tensor
-        if team.nccl is None and tensor.device.type != "cpu":  # some ranks of a generation: they have gloo only
+        if team.nccl is None and tensor.device.type != "cpu":  # a team of some ranks has gloo only
             host = tensor.detach().cpu()
             team.all_reduce(host)
             tensor.detach().copy_(host)

@@ -1,55 +1,55 @@
-"""What this library raises. `except regroup.RegroupError` catches all that is for the user.
+"""The exceptions of this library. `except regroup.RegroupError` catches all that are for the user.
 
 RegroupError                 a sentence for the user
   UsageError                 the script asks for something that cannot work
-  StateError                 a `state` entry, model or optimizer that cannot be saved or loaded
+  StateError                 a `state` entry, model or optimizer cannot be saved or loaded
   DivergedError              ranks of one generation disagree (parameters, step)
   SampleError                a step would use samples other than its own (rule QUOTA)
-  BackendError               torch's backend failed in a collective, and every connection stands: not a membership change
+  BackendError               torch's backend failed in a collective, without a membership change
   data.errors.DataError      also a ValueError
   checkpoint.errors.CheckpointError
-GenerationChanged            ends a `with step:` block; swallowed by it
-JobEnded                     the job ended without this process; ends the script with exit code 0
-GroupBroken                  what a membership change does to a collective; becomes GenerationChanged (internal)
-  Aborted                    these groups were ended here
-  PeerLost                   a connection ended: another rank has gone, or cannot be reached
-Refused                      the group may not train: the newest state cannot be had here (internal)
+GenerationChanged            ends a `with step:` block, which swallows it
+JobEnded                     the job has no further work for this process; ends the script with exit code 0
+GroupBroken                  a membership change ended a collective; becomes GenerationChanged (internal)
+  Aborted                    this process ended its groups
+  PeerLost                   a connection ended: another rank has gone or cannot be reached
+Refused                      the group may not train, because it cannot get the newest state (internal)
 """
 
 
 class RegroupError(Exception):
-    """One sentence: what was found, which rule it breaks, what to do."""
+    """An error for the user. Its text is one sentence: the value that was found, the rule that it breaks, and the remedy."""
 
 
 class UsageError(RegroupError):
-    pass
+    """The script asks for something that cannot work."""
 
 
 class StateError(RegroupError):
-    pass
+    """A `state` entry, model or optimizer cannot be saved or loaded."""
 
 
 class DivergedError(RegroupError):
-    pass
+    """Ranks of one generation disagree, for example in their parameters."""
 
 
 class SampleError(RegroupError):
-    pass
+    """A step would use samples other than its own (rule QUOTA)."""
 
 
 class GenerationChanged(Exception):
-    """The group that this code ran in is gone. `with step:` swallows it and the same step comes again.
+    """The group in which this code ran has ended. `with step:` swallows the exception, and the same step comes again.
 
-    Code that catches everything inside the block must let it pass.
+    Code inside the block that catches all exceptions must let this one pass.
     """
 
 
 class JobEnded(SystemExit):
-    """This process has no further part in the job. `outcome`: Failed, Released, Suspended or Drained; Complete where a block of
-    `job.collective()` began after the last step. Raised by the loop over `job.steps()` and by those blocks.
+    """This process has no further part in the job. Raised by the loop over `job.steps()` and by blocks of `job.collective()`.
 
-    Python ends the script with exit code 0 and prints nothing, unless the script catches it: to the agent this process did what it
-    was told. A script that catches it may clean up; this process takes part in no further step.
+    `outcome` is Failed, Released, Suspended or Drained, or Complete if the block began after the last step. Python ends the script
+    with exit code 0 and prints nothing, since the process obeyed its agent. A script that catches the exception may
+    clean up, but takes part in no further step.
     """
 
     def __init__(self, outcome: str) -> None:
@@ -61,16 +61,15 @@ class JobEnded(SystemExit):
 
 
 class DataEnded(GenerationChanged):
-    """A stream ended before the step was whole, on some rank: it is committed nowhere, and the job ends before it."""
+    """A stream ended on some rank before the step was whole. No rank commits the step, and the job ends before it."""
 
 
 class BackendError(RegroupError):
-    """A collective failed in torch's backend, with the backend's own text; no rank was lost."""
+    """A collective failed in torch's backend although no rank was lost. The text is the backend's own."""
 
 
 class GroupBroken(Exception):
-    """A collective or the forming of a group ended because of membership. `peer_rank`: the rank that was lost, where that is
-    known."""
+    """A membership change has ended a collective or the forming of a group. `peer_rank` is the lost rank, if it is known."""
 
     def __init__(self, message: str, peer_rank: int | None = None) -> None:
         super().__init__(message)
@@ -78,16 +77,19 @@ class GroupBroken(Exception):
 
 
 class Aborted(GroupBroken):
-    """`abort` ended the groups, because a newer generation was heard or because they were left."""
+    """This process has ended its groups, because it heard of a newer generation or left them."""
 
 
 class PeerLost(GroupBroken):
-    """A connection to another rank, or to the store, ended or could not be made."""
+    """A connection to another rank or to the store has ended, or could not be made."""
 
 
 class Refused(Exception):
-    """Adoption refused. `cause` is the fault's: `witness` (this group has no witness of the newest state) or `checkpoint`
-    (it cannot read the checkpoint that it must have)."""
+    """Adoption was refused. `cause` is the cause of the fault to report.
+
+    - `witness`: this group has no witness of the newest state
+    - `checkpoint`: this group cannot read the checkpoint that it must have
+    """
 
     def __init__(self, message: str, cause: str = "witness") -> None:
         super().__init__(message)

@@ -1,8 +1,8 @@
-"""How a model is split over the ranks of a model group, and what follows from it for each rank. Pure arithmetic.
+"""The split of a model over the ranks of a model group, and the share of each rank. Pure arithmetic.
 
 A *model group* is the m ranks that together hold one copy of the model. A generation has whole model groups, one behind the other:
 rank r is in group r // m and has the *inner index* r mod m. The inner index gives a rank its coordinates in the mesh that the
-script asked for, so it says which part of the model the rank holds and which part of the batch it computes.
+script asked for. They determine which part of the model the rank holds and which part of the batch it computes.
 """
 
 import math
@@ -15,9 +15,9 @@ from .errors import UsageError
 
 SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE = "shard", "tensor", "context", "expert", "pipeline"
 DATA_DIMS = (SHARD, EXPERT)
-"""Along these each rank computes its own samples; along the others the same ones."""
+"""Dimensions along which each rank computes its own samples. Along the others ranks compute the same ones."""
 SUMMED_DIMS = (*DATA_DIMS, CONTEXT)
-"""Along these each rank has its own part of the loss; along the others the same one."""
+"""Dimensions along which each rank has its own part of the loss. Along the others ranks have the same one."""
 KNOWN_DIMS = (SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 PRODUCTS = (
     {SHARD, TENSOR},
@@ -27,18 +27,18 @@ PRODUCTS = (
     {SHARD, PIPELINE},
     {TENSOR, PIPELINE},
 )
-"""Dimensions that may be above 1 together: those that a test has trained with."""
+"""Sets of dimensions that may be above 1 together, because a test has trained with them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and sizes of a mesh's dimensions, outermost first, as in torch's DeviceMesh. None: a rank has all of the model."""
+    """Names and sizes of a mesh's dimensions, outermost first, as in torch's DeviceMesh. Without any a rank has the whole model."""
 
     dims: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> "Layout":
-        """Return the layout of the sizes that a script gives by name. Raises UsageError."""
+        """Return the layout with these sizes of dimensions. Raises UsageError."""
         for name, size in sizes.items():
             if name not in KNOWN_DIMS:
                 raise UsageError(
@@ -69,18 +69,18 @@ class Layout:
 
     @property
     def summed_dims(self) -> frozenset[str]:
-        """The dimensions along which each rank has its own part of the loss, where there is more than one rank."""
+        """The dimensions of more than one rank along which each rank has its own part of the loss."""
         return frozenset(name for name, size in self.dims if size > 1 and name in SUMMED_DIMS)
 
     def coordinates(self, inner: int) -> dict[str, int]:
-        """Return the place of an inner index in each dimension."""
+        """Return the coordinate of an inner index in each dimension."""
         found = {}
         for name, size in reversed(self.dims):
             inner, found[name] = divmod(inner, size)
         return found
 
     def data_index(self, inner: int) -> int:
-        """Return which of its group's `num_data` parts of a share an inner index computes."""
+        """Return the number, below `num_data`, of the part of its group's share that an inner index computes."""
         index = 0
         coordinates = self.coordinates(inner)
         for name, size in self.dims:
@@ -89,11 +89,11 @@ class Layout:
         return index
 
     def speaks(self, rank: int) -> bool:
-        """Return whether a rank's samples count: others compute the same ones."""
+        """Return whether a rank counts for the samples that it computes, of all ranks that compute the same ones."""
         return self._comes_first(rank, DATA_DIMS)
 
     def line(self, rank: int, name: str) -> tuple[int, ...]:
-        """Return the ranks of a rank's model group that differ from it in one dimension only, in that dimension's order."""
+        """Return the ranks of a rank's model group that differ from it at most in dimension `name`, in that dimension's order."""
         inside = 1
         for dim, size in reversed(self.dims):
             if dim == name:
@@ -103,43 +103,48 @@ class Layout:
         return (rank,)
 
     def adds_loss(self, rank: int) -> bool:
-        """Return whether a rank's loss and weight count: others compute the same ones, for their part of the model."""
+        """Return whether a rank's loss and weight count, of all ranks that compute the same loss."""
         return self._comes_first(rank, SUMMED_DIMS)
 
     def sequence_part(self, rank: int) -> int:
-        """Return which part of its sequences a rank computes."""
+        """Return the number of the part of each sequence that a rank computes."""
         return self.coordinates(rank % self.size).get(CONTEXT, 0)
 
     def across(self, rank: int, world_size: int, along: frozenset[str] = frozenset()) -> tuple[int, ...]:
-        """Return the ranks, this one among them, that have its coordinates in all dimensions but those of `along`, of all groups.
+        """Return the ranks of all groups that have the coordinates of `rank` in all dimensions but those of `along`.
 
-        Gradients are summed among them: of a parameter that is split over all dimensions, along none, for example.
+        Gradients are summed among them. `along` is empty for a parameter that is split over all dimensions, for example.
         """
         mine = self._place(rank % self.size, along)
         return tuple(r for r in range(world_size) if self._place(r % self.size, along) == mine)
 
     @staticmethod
     def part_name(along: frozenset[str] = frozenset()) -> str:
-        """Return the name of the part of a generation that `across` gives."""
+        """Return the name of the part of a generation whose ranks `across` returns."""
         return "across " + ",".join(sorted(along))
 
     def parts(self, rank: int, world_size: int) -> dict[str, tuple[int, ...]]:
-        """Return the parts of a generation that a rank is in because of the layout, by name. In one order on all ranks."""
+        """Return the ranks of each part of a generation that contains `rank`, by name and in one order on all ranks."""
         if self.size == 1:
             return {}
         return {self.part_name(along): self.across(rank, world_size, along) for along in self._alongs()}
 
     def _alongs(self) -> Sequence[frozenset[str]]:
-        """Return what `across` may be asked for. Who holds the same part is one. And a parameter may be split over any of the data
-        dimensions, never over the others of `summed_dims`."""
+        """Return the values of `along` that a step needs.
+
+        The empty set gives the ranks that hold the same part of the model. Beyond that a parameter may be split over any of the
+        data dimensions, but never over the others of `summed_dims`.
+        """
         data = sorted(self.summed_dims & set(DATA_DIMS))
         always = self.summed_dims - set(DATA_DIMS)
         chosen = (some for count in range(len(data) + 1) for some in combinations(data, count))
         return list(dict.fromkeys([frozenset[str](), *(always.union(some) for some in chosen)]))
 
     def _comes_first(self, rank: int, own: Sequence[str]) -> bool:
-        """Return whether a rank stands for those that differ from it in other dimensions than `own` only. Of a pipeline it is the
-        last one: only there is a loss."""
+        """Return whether a rank speaks for the ranks that differ from it only in dimensions other than `own`.
+
+        It is the first of them; along a pipeline the last, which alone has a loss.
+        """
         coordinates = self.coordinates(rank % self.size)
         return all(
             coordinates[name] == (size - 1 if name == PIPELINE else 0) for name, size in self.dims if name not in own
@@ -156,9 +161,9 @@ WHOLE = Layout()
 
 
 def inner_index(layout: Layout, place: int, processes: int, workers_per_group: int) -> int:
-    """Return the inner index of the process at `place` of its workers (position of the worker times processes, plus local rank).
+    """Return the inner index of a process, which it keeps for life. Raises UsageError for a layout that does not fit the workers.
 
-    It is the process's for life. Raises UsageError for a layout that does not fit the job's workers.
+    `place` is the worker's position in its group of workers, times `processes`, plus the local rank.
     """
     m, places = layout.size, processes * workers_per_group
     if workers_per_group > 1 and m != places:

@@ -24,7 +24,7 @@ _inner = 0
 
 
 def layout() -> Layout:
-    """Return how this process's model is split: what `mesh` was called with."""
+    """Return the layout of this process's model, as the script passed it to `mesh`."""
     return _layout
 
 
@@ -36,14 +36,19 @@ def inner() -> int:
 def mesh(*, device: Any = None, **sizes: int) -> Any:
     """Return the DeviceMesh of this process's model group: `mesh = regroup.mesh(shard=2, tensor=2)`, outermost dimension first.
 
-    Call it once, before the model is built. shard: ranks that compute different samples and split the parameters (FSDP2); tensor:
-    ranks that compute the same samples, each its part of a layer; context: each its part of every sequence (`regroup.attention`);
-    expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`); pipeline: ranks that
-    compute the same samples, each some of the layers (`regroup.pipeline`). The other ranks of the job hold further copies of the
-    model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
-    communicate with: every process builds the model from the same seed. device: that of the model, a GPU or "cpu"; None:
-    `regroup.device()`. It becomes torch's current one. Raises UsageError for a mesh that does not fit the workers, for dimensions
-    that do not work together, and for a device that is not there.
+    Call it once, before the model is built. The dimensions:
+
+    - shard: ranks compute different samples and split the parameters (FSDP2)
+    - tensor: ranks compute the same samples, each its part of a layer
+    - context: ranks compute the same samples, each its part of every sequence (`regroup.attention`)
+    - expert: ranks compute different samples and split a layer's experts (`regroup.MixtureOfExperts`)
+    - pipeline: ranks compute the same samples, each some of the layers (`regroup.pipeline`)
+
+    `device` is the model's device, a GPU or "cpu", and becomes torch's current one. The default is `regroup.device()`.
+
+    The other ranks of the job hold further copies of the model. Torch's world (`torch.distributed.get_rank()`) is the model group
+    from here on. Before the loop begins no rank communicates, so every process must build the model from the same seed.
+    Raises UsageError for a mesh that does not fit the workers, dimensions that do not work together, and a missing device.
     """
     global _layout, _inner
     if _layout is not WHOLE:
@@ -69,13 +74,16 @@ def mesh(*, device: Any = None, **sizes: int) -> Any:
 def pipeline(
     modules: Any, *, schedule: str = "1f1b", boundaries: Sequence[int] | None = None, stages: int | None = None
 ) -> "Pipeline":
-    """Return the model that this process trains: those of `modules` that are in its stages of the mesh's `pipeline` dimension.
+    """Return the model that this process trains: the modules of its stages in the mesh's `pipeline` dimension.
 
-    modules: a torch.nn.Sequential or a list, the whole model, each called with what the one before returns (a tuple as several
-    arguments). They keep their names, so a checkpoint is that of torch.nn.Sequential(*modules). Without a pipeline in the mesh the
-    process has them all, and the same script trains. schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble". boundaries: the
-    number of the module with which each stage but the first begins; None: so that the parameters are spread evenly. stages: on each
-    process; None: 2 for "interleaved", else 1. Call it after `mesh`, and step.run() in each step. Raises UsageError.
+    Call it after `mesh`, and `step.run()` in each step. Without a pipeline in the mesh the process has all modules, and the same
+    script trains. Raises UsageError.
+
+    - `modules`: the whole model, a torch.nn.Sequential or a list. Each module is called with the output of the one before, a tuple
+      as several arguments. Names stay, so a checkpoint is that of torch.nn.Sequential(*modules).
+    - `schedule`: "gpipe", "1f1b", "interleaved" or "zero_bubble"
+    - `boundaries`: number of the first module of each stage but the first. By default the parameters are spread evenly.
+    - `stages`: number of stages on each process. The default is 2 for "interleaved", else 1.
     """
     from .parallel.pipeline import make
 
@@ -87,7 +95,7 @@ def pipeline(
 
 
 def check_device(model: torch.nn.Module) -> None:
-    """Raise UsageError for a parameter on another kind of device than the mesh: the ranks of a group could not communicate."""
+    """Raise UsageError for a parameter on another kind of device than the mesh, with which its ranks could not communicate."""
     wanted = shards.mesh.device_type
     for name, parameter in model.named_parameters():
         found = shards.local_of(parameter.detach()).device
@@ -100,7 +108,7 @@ def check_device(model: torch.nn.Module) -> None:
 
 
 def _device(asked: Any) -> torch.device:
-    """Return the device of a mesh. Raises UsageError."""
+    """Return the device of a mesh from the argument of `mesh`. Raises UsageError."""
     try:
         wanted = None if asked is None else torch.device(asked)
     except (RuntimeError, TypeError):
@@ -116,11 +124,12 @@ def _device(asked: Any) -> torch.device:
 
 
 def _draw_apart(mesh: Any, here: torch.device) -> None:
-    """Let drawing random numbers for split tensors on a GPU need nobody else, now or later.
+    """Make torch draw random numbers for split tensors on a GPU without communication.
 
-    Where a process draws the first ones, torch has its whole group agree on them: a process that joins would wait for ranks that
-    drew theirs before, and a stage of a pipeline for one that draws none. Ranks with parts of one tensor seed their generators
-    alike for each microbatch (`data.rng`). And torch takes the GPU with the number of the rank, which may be another process's.
+    At the first draw torch makes the whole group agree on a state. A process that joins would wait there for ranks that drew
+    before, and a stage of a pipeline for one that never draws. No agreement is needed: ranks with parts of one tensor
+    seed their generators alike for each microbatch (`data.rng`). Torch would also use the GPU with the number of the rank, which
+    may be another process's.
     """
     if here.type != "cuda":
         return

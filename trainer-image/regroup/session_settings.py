@@ -1,6 +1,6 @@
-"""What a script passes to `regroup.session`, as one record, and which values of it cannot work. Pure.
+"""The arguments of `regroup.session` as one record, and the checks of their values. Pure.
 
-What also depends on the environment, on the samples, or on how a strategy is built is checked in `regroup.job`.
+`regroup.job` makes the checks that also need the environment, the samples or the strategy's parts.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from .data import LoaderSource, Stream
 from .errors import UsageError
 
 REDUCTIONS = ("fast", "exact")
-"""What a script may pass as `reduction`."""
+"""Values that a script may pass as `reduction`."""
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """The arguments of `regroup.session`, which says what each one means."""
+    """The arguments of `regroup.session`, whose docstring explains them."""
 
     model: torch.nn.Module
     optimizer: Any
@@ -40,14 +40,14 @@ class SessionSettings:
     noise_scale: bool
 
     def largest_batch(self, max_world_size: int) -> int:
-        """Return the number of samples of a step at the largest number of ranks."""
+        """Return the number of samples in a step at the largest number of ranks."""
         batch = self.global_batch if self.batch_per_rank is None else max_world_size * self.batch_per_rank
         assert batch is not None  # `check` refuses it
         return batch
 
 
 def check(settings: SessionSettings, group_size: int) -> None:
-    """Raise UsageError for the first setting that cannot work. `group_size`: ranks of a model group."""
+    """Raise UsageError for the first setting that cannot work. `group_size` is the number of ranks in a model group."""
     _check_values(settings)
     _check_batch(settings)
     asked_exact, described = settings.reduction == "exact", settings.strategy
@@ -62,7 +62,7 @@ def check(settings: SessionSettings, group_size: int) -> None:
         per_rank = {"batch_per_rank": settings.batch_per_rank is not None}
         refuse("{} does not work with regroup.mesh() so far. Leave one of them out.", asked | per_rank)
     if settings.noise_scale:
-        # No rank has the gradient of its own share, or its norm is not to be compared with the sum's.
+        # In these no rank has the gradient of its own share, or the norm of one that is comparable with the sum's.
         kind = f"strategy {type(described).__name__}"
         rounds = {kind: isinstance(described, (strategies.LocalSGD, strategies.DiLoCo))}
         hook = {"a PowerSGD hook": isinstance(getattr(described, "hook", None), strategies.PowerSGD)}
@@ -71,14 +71,14 @@ def check(settings: SessionSettings, group_size: int) -> None:
 
 
 def refuse(sentence: str, asked: Mapping[str, bool]) -> None:
-    """Raise UsageError with the name of the first entry that is true in place of `{}`."""
+    """Raise UsageError if an entry of `asked` is True. Its name replaces `{}` in the sentence."""
     for name, is_asked in asked.items():
         if is_asked:
             raise UsageError(sentence.format(name))
 
 
 def _check_values(settings: SessionSettings) -> None:
-    """Raise UsageError for a value that is wrong whatever the others are."""
+    """Raise UsageError for a value that is wrong by itself."""
     model, state, seed = settings.model, settings.state, settings.seed
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
@@ -112,7 +112,7 @@ def _check_values(settings: SessionSettings) -> None:
 
 
 def _check_batch(settings: SessionSettings) -> None:
-    """Raise UsageError for settings that fit no way of choosing the batch."""
+    """Raise UsageError if the batch is not chosen in exactly one way, or if the other settings do not fit that way."""
     per_rank, microbatch, described = settings.batch_per_rank, settings.microbatch, settings.strategy
     if (settings.global_batch is None) == (per_rank is None):
         raise UsageError(
@@ -146,7 +146,7 @@ def _check_batch(settings: SessionSettings) -> None:
 
 
 def shuffles(asked: bool | None, source: Any) -> bool:
-    """Return whether each epoch has an order of its own. `asked`: the argument `shuffle`. Raises UsageError."""
+    """Return whether each epoch has an order of its own, from the argument `shuffle` and the data. Raises UsageError."""
     if isinstance(source, LoaderSource):
         if asked is not None:
             raise UsageError(
@@ -160,7 +160,7 @@ def shuffles(asked: bool | None, source: Any) -> bool:
 
 
 def _refuse_meta(model: torch.nn.Module) -> None:
-    """Raise UsageError for a tensor of the model that has no values. One of a subclass may hold them on another device."""
+    """Raise UsageError for a tensor of the model on the meta device. Subclasses are left out: one may hold its values elsewhere."""
     for what, named in (("Parameter", model.named_parameters()), ("Buffer", model.named_buffers())):
         for name, tensor in named:
             local = getattr(tensor, "_local_tensor", tensor)
@@ -172,8 +172,10 @@ def _refuse_meta(model: torch.nn.Module) -> None:
 
 
 def _refuse_layouts(model: torch.nn.Module) -> None:
-    """Raise UsageError for a tensor of the state that cannot be compared, copied and saved byte by byte, such as a sparse one. It
-    may be hidden from `state_dict`, which a module may change."""
+    """Raise UsageError for a tensor of the model that cannot be compared, copied and saved byte by byte, such as a sparse one.
+
+    The check does not rely on `state_dict`, from which a module may hide tensors.
+    """
     left_alone = {
         id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set
     }
@@ -196,8 +198,10 @@ def _refuse_layouts(model: torch.nn.Module) -> None:
 
 
 def _refuse_synchronised(model: torch.nn.Module) -> None:
-    """Raise UsageError for a layer that communicates over torch's default process group, which a session does not have: it would
-    silently use the statistics of its own rank."""
+    """Raise UsageError for a layer that communicates over torch's default process group, such as SyncBatchNorm.
+
+    A session has no such group, so the layer would silently use the statistics of its own rank.
+    """
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise UsageError(

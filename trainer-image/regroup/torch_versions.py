@@ -1,6 +1,6 @@
-"""The torch versions that Regroup runs with, and what differs between them: nothing else in the project asks for a version.
+"""The torch versions that Regroup runs with, and the differences between them. No other module asks for a version.
 
-Imports nothing but the standard library: the library and `regroup run` ask here before anything imports torch.
+Imports nothing beyond the standard library, because the library and `regroup run` ask here before anything imports torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Difference(NamedTuple):
 
     what: str
     since: tuple[int, int]
-    """The first torch that has it."""
+    """First version of torch that has it."""
     older: str
-    """What Regroup does in an older one."""
+    """Behaviour of Regroup in an older torch."""
 
 
 FSDP = Difference(
@@ -43,18 +43,20 @@ DIFFERENCES = (
         "On a GPU the error is read by `Work.wait()`, in a thread of its own. The log may lack the text of an error.",
     ),
 )
-"""What a newer torch in the range has and an older one has not."""
+"""Features that a newer torch in the range has and an older one lacks."""
 
 
 class Judgement(NamedTuple):
-    """`refuses`: one sentence on a torch that is too old. `warns`: one sentence on a torch that is newer than what was tested."""
+    """The sentence for the user about a version of torch; both are empty for one in the tested range."""
 
     refuses: str = ""
+    """The version is too old."""
     warns: str = ""
+    """The version is newer than the newest that is tested."""
 
 
 def judge(version: str) -> Judgement:
-    """Return what is to be said of a version of torch, as `torch.__version__` has it. Pure."""
+    """Return the judgement on a version of torch, given as in `torch.__version__`. Pure."""
     release = _release(version)
     if release < OLDEST:
         return Judgement(
@@ -70,14 +72,14 @@ def judge(version: str) -> Judgement:
 
 
 _warned: set[str] = set()
-"""What `require` has printed: it is called for each name of the library that a script uses."""
+"""Warnings that `require` has printed. It is called for each name of the library that a script uses."""
 
 
 def require() -> None:
     """Check the torch of this process. The library calls this before it imports anything that needs torch.
 
-    Raises UsageError for one that is too old; the agent hears of it, so that the process is not started again. Of one that is newer
-    than those tested, the first process of each worker prints a warning.
+    Raises UsageError for a version that is too old. The agent hears of it, so that the process is not started again. If the version
+    is newer than those tested, the first process of each worker prints a warning.
     """
     import torch
 
@@ -90,7 +92,7 @@ def require() -> None:
 
 
 def require_fsdp() -> None:
-    """Raise UsageError where the torch of this process is too old for FSDP2 in a session; the agent hears of it, too."""
+    """Raise UsageError if the torch of this process is too old for FSDP2 in a session. The agent hears of it as well."""
     import torch
 
     if not has(FSDP, torch.__version__):
@@ -101,12 +103,12 @@ def require_fsdp() -> None:
 
 
 def has(difference: Difference, version: str) -> bool:
-    """Return whether a version of torch has what older ones have not. Pure."""
+    """Return whether a version of torch has this feature. Pure."""
     return _release(version) >= difference.since
 
 
 def table() -> str:
-    """Return the table of docs/reference/library.md."""
+    """Return the table of differences in docs/reference/library.md."""
     rows = ["| of torch | in torch | in an older one |", "| --- | --- | --- |"]
     rows += [f"| {row.what} | {_text(row.since)} and newer | {row.older} |" for row in DIFFERENCES]
     return "\n".join(rows)
@@ -114,7 +116,7 @@ def table() -> str:
 
 def _release(version: str) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else NEWEST  # a build that somebody has named
+    return (int(found[1]), int(found[2])) if found else NEWEST  # a build with a name instead of a number
 
 
 def _text(release: tuple[int, int]) -> str:
@@ -122,16 +124,19 @@ def _text(release: tuple[int, int]) -> str:
 
 
 _SLICE_S, _SLICES = 0.02, 25
-"""A work without an error answers `wait` in microseconds. This many slices are for a machine whose processors are busy; the thread
-that counts them is paused together with the one that answers. With an error the answer takes as long as NCCL's abort."""
+"""Length and number of the slices in which `_Waiter.ask` waits for an answer.
+
+A work without an error answers `wait` in microseconds. There are many slices for a busy machine, which pauses the thread that
+counts them together with the one that answers. With an error the answer takes as long as NCCL's abort.
+"""
 
 
 def error_of(work: Any) -> BaseException | None:
-    """Return the error with which a collective has ended, None if it has succeeded. Only for a work whose `is_completed` was True.
+    """Return the error with which a collective has ended, or None if it has succeeded. `work.is_completed()` must be True.
 
-    torch 2.13 answers `work.exception()`. In 2.11 and 2.12 this call raises TypeError for every work: the error is a C++ type
-    that Python does not know. There only `work.wait()` says whether the work has failed. With NCCL an error makes `wait` abort the
-    communicator in the thread that calls it, which takes long or may never return, so a thread of its own calls it.
+    torch 2.13 answers `work.exception()`. In 2.11 and 2.12 this call raises TypeError for every work, since the error is a C++ type
+    that Python does not know. There only `work.wait()` tells whether the work has failed. With NCCL an error makes `wait` abort the
+    communicator in the calling thread, which may take long or never return. So a thread of its own calls it.
     """
     try:
         error: BaseException | None = work.exception()
@@ -141,23 +146,23 @@ def error_of(work: Any) -> BaseException | None:
 
 
 class _Waiter:
-    """A thread that calls `wait` for others. One for the process, for good; one that does not return is left, and replaced."""
+    """A thread that calls `work.wait()` for other threads. The process has one. If a call does not return, a new one replaces it."""
 
     _current: _Waiter | None = None
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[tuple[Any, futures.Future[None]] | None] = queue.SimpleQueue()
-        """None: the thread ends."""
+        """Works to wait for; None ends the thread."""
         threading.Thread(target=self._run, name="regroup-errors", daemon=True).start()
 
     @classmethod
     def ask(cls, work: Any) -> BaseException | None:
-        """Return the error of a work that has ended. Called by the main thread, and by one that connects in its place."""
+        """Return the error of a work that has ended. The main thread calls this, or the thread that connects in its place."""
         waiter, cls._current = cls._current or _Waiter(), None
         answer: futures.Future[None] = futures.Future()
         waiter._asked.put((work, answer))
         if not any(futures.wait([answer], _SLICE_S).done for _ in range(_SLICES)):
-            waiter._asked.put(None)  # should `wait` return after all
+            waiter._asked.put(None)  # ends the thread, if `wait` ever returns
             return RuntimeError("A collective has ended with an error, and torch has not said which one within 0.5 s.")
         cls._current = waiter
         return answer.exception()
@@ -169,5 +174,5 @@ class _Waiter:
                 work.wait()
                 answer.set_result(None)
             except Exception as error:
-                answer.set_exception(error.with_traceback(None))  # its frames hold the work
-            del asked, work, answer  # or the tensors of a work would live until the next one
+                answer.set_exception(error.with_traceback(None))  # the frames of the traceback hold the work
+            del asked, work, answer  # otherwise the tensors of a work live until the next one

@@ -1,13 +1,21 @@
-"""Which samples a step uses, where they come from, and sums that do not depend on the world size.
+"""The samples of each step, the sources that give them, and sums that do not depend on the world size.
 
-Belongs here: pure functions of (seed, step, virtual worker) and adapters that turn what a user has into `fetch(ids)`.
+Belongs here: pure functions of (seed, step, virtual worker), and adapters that turn a user's data into `fetch(ids)`.
 Does not: generations, groups, the decision to commit (`regroup.transaction`), files of a checkpoint (`regroup.checkpoint`).
 
-The unit is the *virtual worker*: one microbatch of every step. A job has `global_batch / microbatch` of them for life;
-a rank of a generation plays a contiguous share of them. `ids` which samples a virtual worker reads; `quotas` how many virtual
-workers a rank plays; `sources` how samples are read, `streams` in order, `feed` by whom, `cache` from where; `rng` random numbers;
-`tree` and `exact` the sum over virtual workers that is bitwise equal at any world size. So there is neither loader state nor
-random-number state to save: the step says everything.
+A *virtual worker* is one microbatch of every step. A job has `global_batch / microbatch` of them for life, and each rank of a
+generation computes a contiguous share of them. Samples and random numbers follow from the step and the virtual worker. So there is
+no state of a loader or of a random number generator to save.
+
+| module | what it does |
+| --- | --- |
+| `ids` | computes the samples of each virtual worker |
+| `quotas` | deals virtual workers to ranks |
+| `sources`, `streams` | read samples by number, or in order |
+| `feed` | reads the batches of a session, if asked in worker processes |
+| `cache` | keeps samples from slow storage on the node's disk |
+| `rng` | seeds random numbers for each virtual worker |
+| `tree`, `exact` | sum over virtual workers, bitwise equal at any world size |
 """
 
 from .cache import cached

@@ -1,12 +1,15 @@
-"""A cache on a node's own disk for what is read from slow storage: `cached` turns `read(name) -> bytes` into one that keeps them.
+"""A cache on a node's own disk for data from slow storage: `cached` turns `read(name) -> bytes` into a function that keeps them.
 
 Owns the directory, which the processes of a node share, of one job or of several. An entry appears whole or not at all, is checked
-each time it is read, and is fetched again if it is damaged. Nothing here is an error of training: where the directory cannot be
-written, what was read is returned and not kept. Why so: docs/design/adr/0043-data-cache-and-streams.md.
+each time it is read, and is fetched again if it is damaged. A failure of the cache never stops training: if the directory cannot be
+written, the bytes are returned and not kept. The reasons are in docs/design/adr/0043-data-cache-and-streams.md.
 
-Files below `directory`: `size`, the bytes of all entries, under whose lock room is made; `ab/cd..`, an entry, by the SHA-256 of its
-name; `ab/cd...part`, one that is being written. Who writes holds the lock of that file, which ends with its process; who finds it
-held waits. So a file that a crash left is taken over by the next that needs it, and removed when room is made.
+Files below the directory:
+
+- `size`: bytes of all entries. Entries are removed only under its lock.
+- `ab/cd..`: an entry, by the SHA-256 of its name
+- `ab/cd...part`: an entry that is being written. The writer holds its lock, which ends with the process. Other processes wait.
+  A file that a crash left is taken over by the next process that needs it, or removed to make room.
 """
 
 import fcntl
@@ -25,27 +28,27 @@ from .errors import DataError
 Read = Callable[[str], bytes]
 
 _HEADER = struct.Struct("<8sQI")
-"""Magic, number of bytes that follow, CRC-32 of the entry's name and of these bytes."""
+"""Header of an entry: magic, number of bytes that follow, CRC-32 of the entry's name and of these bytes."""
 _MAGIC = b"RGCACHE1"
 _SIZE = struct.Struct("<q")
 _PART = ".part"
 KEPT = 0.9
-"""Share of `max_bytes` that is left when room is made: so that it is not made for each entry."""
+"""Share of `max_bytes` to which entries are removed, so that not every new entry has to remove others."""
 POLL_S = 0.02
-"""Between two looks at a lock that another process holds."""
+"""Time between two attempts to take a lock that another process holds."""
 
 
 class Entry(NamedTuple):
-    """What the decision to remove needs to know."""
+    """An entry of the cache, in the order in which entries are removed."""
 
     used_s: float
-    """When it was read or written last, seconds since the epoch."""
+    """Time of the last read or write, in seconds since the epoch."""
     size: int
     path: str
 
 
 def to_remove(entries: Sequence[Entry], most_bytes: int) -> list[Entry]:
-    """Return the entries that have to go for the rest to have at most `most_bytes`: those that were not used for longest. Pure."""
+    """Return the least recently used entries, without which the rest has at most `most_bytes`. Pure."""
     left = sum(entry.size for entry in entries)
     found = []
     for entry in sorted(entries):
@@ -57,12 +60,15 @@ def to_remove(entries: Sequence[Entry], most_bytes: int) -> list[Entry]:
 
 
 def cached(read: Read, directory: str | os.PathLike[str], max_bytes: int, *, wait_s: float = 60.0) -> "CachedRead":
-    """Return a function like `read` that keeps what it returns in a directory, and reads each name once a node.
+    """Return a function like `read` that keeps the bytes in a directory, so that a node reads each name once.
 
-    read: from a name to bytes, which are the same each time. directory: on the node's own disk; processes and jobs may share it, if
-    a name means the same to all of them. It is made where it is missing. max_bytes: of all entries together; those that were not
-    used for longest go first. wait_s: for how long a process waits for another one that reads the same name, before it reads by
-    itself. Raises DataError for arguments that cannot be.
+    Raises DataError for arguments that cannot work.
+
+    - `read`: function from a name to bytes, which are the same each time
+    - `directory`: a directory on the node's own disk; it is made if it is missing. Processes and jobs may share it, if a name means
+      the same to all of them.
+    - `max_bytes`: size of all entries together. The least recently used ones are removed first.
+    - `wait_s`: time for which a process waits for another one that reads the same name. After it the process reads by itself.
     """
     if not callable(read):
         raise DataError(f"read of cached() is a {type(read).__name__}; it must be a function from a name to bytes.")
@@ -81,7 +87,7 @@ class CachedRead:
         self._has_complained = False
 
     def __call__(self, name: str) -> bytes:
-        """Return the bytes of a name. Raises what `read` raises, and DataError for what are no bytes."""
+        """Return the bytes of a name. Raises any exception of `read`, and DataError if it does not return bytes."""
         if not isinstance(name, str):
             raise DataError(f"A name for cached() is a {type(name).__name__}; it must be a string.")
         path = self._path(name)
@@ -96,7 +102,7 @@ class CachedRead:
             return self._fetch(name)
         if isinstance(part, bytes):
             return part
-        if part is None:  # whoever reads it takes long
+        if part is None:  # the process that reads this name takes too long
             return self._fetch(name)
         try:
             data = self._fetch(name)
@@ -121,8 +127,10 @@ class CachedRead:
         return self._directory / key[:2] / key[2:]
 
     def _take_part(self, path: Path, name: str) -> int | bytes | None:
-        """Return a descriptor of the locked file to write to; or the bytes, where another process has written them meanwhile;
-        or None: it still does after `wait_s`."""
+        """Return the locked file to write to, or the bytes if another process has written them meanwhile.
+
+        Returns None if another process still writes them after `wait_s`.
+        """
         deadline_s = time.monotonic() + self._wait_s
         while True:
             part = os.open(_part_of(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -146,7 +154,10 @@ class CachedRead:
                 return data
 
     def _make_room(self, part: int, size: int) -> bool:
-        """Let the file to write to have `size` bytes, and remove others where they would be too many. False: it is not kept."""
+        """Give the file to write to `size` bytes, and remove other entries if the cache is full.
+
+        Returns False if the cache cannot keep the entry.
+        """
         if size > KEPT * self._max_bytes:
             return False
         with _locked(self._directory / "size", self._wait_s) as counter:
@@ -154,16 +165,16 @@ class CachedRead:
                 return False
             known = os.pread(counter, _SIZE.size, 0)
             total = _SIZE.unpack(known)[0] if len(known) == _SIZE.size else -1
-            os.ftruncate(part, size)  # from here on who counts finds it
+            os.ftruncate(part, size)  # from here on `_remove_oldest` counts it, in any process
             if total < 0 or total + size > self._max_bytes:
                 total = self._remove_oldest(int(KEPT * self._max_bytes))
             else:
                 total += size
             os.pwrite(counter, _SIZE.pack(total), 0)
-            return total <= self._max_bytes  # else others write so much at once that nothing is left to remove
+            return total <= self._max_bytes  # False if other processes write so much that nothing is left to remove
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Remove entries until all files have at most `most_bytes`, and what crashes left; return the bytes that remain."""
+        """Remove files that crashes left, and entries until the rest has at most `most_bytes`. Returns the bytes that remain."""
         entries: dict[str, Entry] = {}
         being_written = 0
         for found in _files(self._directory):
@@ -173,7 +184,7 @@ class CachedRead:
                     being_written += found.stat().st_size
                     continue
             except FileNotFoundError:
-                pass  # it has just become the entry, which may not be listed
+                pass  # renamed meanwhile to an entry that the listing may lack
             with suppress(FileNotFoundError):
                 about = Path(path).stat()
                 entries[path] = Entry(about.st_mtime, about.st_size, path)
@@ -183,7 +194,7 @@ class CachedRead:
         return being_written + sum(entry.size for entry in entries.values()) - sum(entry.size for entry in going)
 
     def _complain(self, error: OSError) -> None:
-        """Say once that nothing is kept."""
+        """Print once that the cache keeps nothing, and why."""
         if not self._has_complained:
             self._has_complained = True
             what = f"cannot be used ({error.strerror or error})"
@@ -203,7 +214,7 @@ def _checksum(name: str, data: bytes) -> int:
 
 
 def _load(path: Path, name: str) -> bytes | None:
-    """Return what an entry holds, and count it as used; None: it is not there, or is damaged."""
+    """Return the bytes of an entry and mark it as used. None if it is missing or damaged."""
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
@@ -213,10 +224,10 @@ def _load(path: Path, name: str) -> bytes | None:
             data = file.readall()
             if (magic, size) != (_MAGIC, len(data)) or checksum != _checksum(name, data):
                 return None
-            with suppress(OSError):  # of another user: it is read all the same
+            with suppress(OSError):  # another user's entry can be read but not marked
                 os.utime(file.fileno())
             return data
-    except OSError:  # not there, or the disk cannot read it
+    except OSError:  # missing, or the disk cannot read it
         return None
 
 
@@ -237,14 +248,14 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _close(descriptor: int) -> None:
-    """Close a file that may be locked. A process that was forked meanwhile has the lock, too, until it is given up."""
+    """Unlock and close a file. Closing alone is not enough: a process that was forked meanwhile has the lock as well."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether an open file still has this path: who held its lock before may have renamed or removed it."""
+    """Return whether an open file still has this path. An earlier holder of its lock may have renamed or removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -252,7 +263,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _drop(part: int, path: Path) -> None:
-    """Give up a locked file, and remove it if it was not renamed."""
+    """Unlock and close a file to write to, and remove it unless it has become an entry."""
     with suppress(OSError):
         if _is_at(part, path):
             path.unlink()
@@ -260,7 +271,7 @@ def _drop(part: int, path: Path) -> None:
 
 
 def _remove_if_left(path: Path) -> bool:
-    """Remove a file to write to that nobody writes to: its process was killed."""
+    """Remove a file that a killed process left unfinished. Returns False if its writer still lives."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     if not _try_lock(descriptor):
         os.close(descriptor)
@@ -271,7 +282,7 @@ def _remove_if_left(path: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path, most_s: float) -> Iterator[int | None]:
-    """Yield a descriptor of the locked file, or None if it is not to be had in `most_s` seconds."""
+    """Yield a descriptor of the locked file, or None if the lock is not free within `most_s` seconds."""
     deadline_s = time.monotonic() + most_s
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

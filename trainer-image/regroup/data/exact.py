@@ -1,13 +1,13 @@
-"""Sum gradients over virtual workers so that every rank gets the same bits, at any world size.
+"""Sums gradients over virtual workers so that every rank gets the same bits, at any world size.
 
-Owns the buffers and the two collectives; the tree itself is in `tree`. Does not own groups: the caller passes an
-`Exchange` of the current generation, and a collective that fails raises from `reduce` with nothing kept.
+Owns the buffers and the two collectives; the tree of partial sums is in `tree`. The caller passes an `Exchange` of the current
+generation. If one of its collectives fails, `reduce` raises, and nothing is kept.
 
-Memory: a rank holds at most log2(V) + 1 copies of the flat tensor while it accumulates, for a power of two of ranks;
-log2(V) + 2 for any number (with the shares of `shares_of`; a test sweeps it). `reduce` takes about two parts of CHUNK
-elements a copy on top.
-Traffic: each rank sends its K nodes once and receives 1/W of everybody's, then all-gathers the result: (K + 1) x the
-tensor, against 2 x for a ring all-reduce. That is the price of a proof; `fast` is the default.
+Memory: while a rank accumulates, it holds at most log2(V) + 1 copies of the flat tensor for a power of two of ranks.
+For any other number (with the shares of `shares_of`) it holds log2(V) + 2; a test sweeps both. `reduce` needs about two
+pieces of CHUNK elements for each copy on top.
+Traffic: each rank sends its K nodes once, receives 1/W of the nodes of all ranks, then all-gathers the result. That is (K + 1) x
+the tensor, against 2 x for a ring all-reduce, so `fast` is the default.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from .ids import check_shares
 from .tree import Counter, Node, finish, nodes_of
 
 CHUNK = 1 << 22
-"""Elements reduced at a time: bounds the extra memory of `reduce`."""
+"""Elements that are reduced at a time. It bounds the extra memory of `reduce`."""
 
 
 class Exchange(Protocol):
@@ -28,11 +28,11 @@ class Exchange(Protocol):
     def all_to_all(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
     ) -> None:
-        """Send part d of `input` to rank d, receive part s of `output` from rank s; splits count elements. Blocks."""
+        """Send part d of `input` to rank d, and receive part s of `output` from rank s. Splits count elements. Blocks."""
         ...
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """Fill `output` with the `input` of every rank, in rank order; all of one length. Blocks."""
+        """Fill `output` with the `input` of every rank, in rank order. All have one length. Blocks."""
         ...
 
 
@@ -40,13 +40,13 @@ class GroupExchange:
     """An Exchange over a torch process group, or a backend object that was never registered."""
 
     def __init__(self, run: Callable[..., None]) -> None:
-        """run: called with a method's name and its arguments; runs it on the group and waits for it."""
+        """`run(method, *arguments)` calls a method of the group and waits for it."""
         self._run = run
 
     def all_to_all(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
     ) -> None:
-        # As bytes: then no backend's list of supported dtypes matters.
+        # As bytes, so that the dtypes that a backend supports do not matter.
         size = input.element_size()
         splits = [n * size for n in output_splits], [n * size for n in input_splits]
         self._run("alltoall_base", output.view(torch.uint8), input.view(torch.uint8), *splits)
@@ -62,12 +62,12 @@ def _add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 class ExactSum:
     """The sum of one flat tensor per virtual worker, over all ranks of a generation.
 
-    Once a step: `add` for each v of the own share in order, then `reduce` (all ranks together) or `reset`.
-    One object serves a generation: its buffers are used again, and tensors of another length or dtype replace them.
+    In each step the caller calls `add` for each v of its share in order, then `reduce` (all ranks together) or `reset`.
+    One object serves a generation. Its buffers are reused, until tensors of another length or dtype replace them.
     """
 
     def __init__(self, shares: Sequence[range], rank: int) -> None:
-        """`shares`: the share of every rank, equal on all of them (SamplePlan.shares). Raises DataError."""
+        """Take the share of every rank (SamplePlan.shares), which must be the same on all of them. Raises DataError."""
         self._num_virtual = check_shares(shares)
         self._share = shares[rank]
         self._nodes = [nodes_of(self._num_virtual, share.start, share.stop) for share in shares]
@@ -78,20 +78,20 @@ class ExactSum:
         self._next = self._share.start
 
     def reset(self) -> None:
-        """Forget what was added: the step will be redone."""
+        """Forget the tensors that were added, because the step will be redone."""
         self._free += [buffer for _, buffer in self._counter.held]
         self._counter = Counter(self._num_virtual, self._merge)
         self._next = self._share.start
 
     @property
     def num_held(self) -> int:
-        """Number of copies of the flat tensor that are held now."""
+        """Number of copies of the flat tensor that are held."""
         return len(self._counter.held)
 
     def add(self, v: int, flat: torch.Tensor) -> None:
-        """Add the tensor of virtual worker `v`: one dimension, the same length, dtype and device each time.
+        """Add the tensor of virtual worker `v`. It has one dimension, and the same length, dtype and device each time.
 
-        The caller may overwrite `flat` afterwards. Raises ValueError unless v is the next of the share.
+        The caller may overwrite `flat` afterwards. Raises ValueError unless `v` is the next one of the share.
         """
         if v != self._next or v not in self._share:
             raise ValueError(f"virtual worker {v} was added, {self._next} of share {self._share} is next")
@@ -105,18 +105,18 @@ class ExactSum:
             self._incoming = flat.detach()
             self._counter.push(Node(v, v + 1), self._incoming)
             node, top = self._counter.held[-1]
-            if top is self._incoming:  # it merged into nothing, so it stays: in a buffer of ours
+            if top is self._incoming:  # it was not merged, and the caller may overwrite it: keep a copy
                 buffer = self._free.pop() if self._free else torch.empty_like(self._like)
                 self._counter.held[-1] = (node, buffer.copy_(top))
             self._incoming = None
         self._next += 1
 
     def reduce(self, exchange: Exchange, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the sum over all virtual workers of all ranks: the same bits on each. Every rank must call it; blocks.
+        """Return the sum over all virtual workers of all ranks, with the same bits on each. Every rank must call it. Blocks.
 
-        out: written in place and returned; absent: a new tensor. Whatever happens, the object is ready for the next step.
-        A rank with an empty share (rule HANDOVER) sends nothing and has to pass `out`: only that tells it how long the
-        tensor is. Raises ValueError, and what the exchange raises.
+        The sum is written to `out`, if it is given. A rank with an empty share (rule HANDOVER) must pass it, since nothing else
+        tells it the tensor's length. The object is ready for the next step afterwards, after an exception as well.
+        Raises ValueError, and any exception of the exchange.
         """
         try:
             if self._next != self._share.stop:
@@ -139,7 +139,7 @@ class ExactSum:
         if world_size == 1:
             part.copy_(finish(self._num_virtual, zip(self._nodes[0], held), _add))
             return
-        # Rank d adds up elements [d*width, (d+1)*width) of everybody's nodes.
+        # Rank d adds up elements [d*width, (d+1)*width) of the nodes of all ranks.
         width = -(-part.numel() // world_size)
         sent = part.new_zeros(world_size, len(held), width)
         for k, buffer in enumerate(held):
@@ -157,6 +157,6 @@ class ExactSum:
 
     def _merge(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         left.add_(right)
-        if right is not self._incoming:  # the caller's tensor is not ours to use again
+        if right is not self._incoming:  # the caller's tensor is no buffer of this object
             self._free.append(right)
         return left

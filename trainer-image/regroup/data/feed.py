@@ -1,7 +1,7 @@
-"""The batches of one session, in the order in which its microbatches ask for them; worker processes read ahead.
+"""Gives the batches of a session in the order in which its microbatches come, if asked with worker processes that read ahead.
 
-Owns the worker processes. What they read ahead is a function of (step, virtual worker), as everything is; after a membership
-change, when other microbatches come next, it is dropped and they begin anew. What a dataset draws is seeded where it is read.
+Owns the worker processes. They know the next microbatches, which follow from (step, virtual worker). If other microbatches come
+next, after a membership change, the batches that were read are dropped. Random numbers of a dataset are seeded for each microbatch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,29 +17,29 @@ from .streams import Stream, StreamFeed
 
 
 class Key(NamedTuple):
-    """Which microbatch: virtual worker `v` of a step."""
+    """A microbatch: virtual worker `v` of a step."""
 
     step: int
     v: int
 
 
 class Feed(Protocol):
-    """Where a step gets its batches."""
+    """The source of a step's batches."""
 
     draws: bool
-    """A batch may depend on this process's random numbers while it is read."""
+    """A batch may depend on the random numbers of this process while it is read, so the caller must seed them."""
 
     def take(self, key: Key, share: Sequence[int]) -> Any:
-        """Return a microbatch's batch. `share`: this rank's virtual workers, which come in turn, in this and further steps."""
+        """Return the batch of a microbatch. `share` are the rank's virtual workers, in the order of this and further steps."""
         ...
 
     def close(self) -> None:
-        """The session has ended."""
+        """End the feed with its session."""
         ...
 
 
 class Direct:
-    """Reads in the caller's thread."""
+    """A Feed that reads a source in the caller's thread."""
 
     def __init__(self, source: Source, plan: SamplePlan) -> None:
         self._source, self._plan = source, plan
@@ -47,17 +47,17 @@ class Direct:
 
     def take(self, key: Key, share: Sequence[int]) -> Any:  # noqa: ARG002
         ids = self._plan.ids(key.step, key.v)
-        return self._source.fetch(ids.clone() if self.draws else ids)  # what a script's `fetch` writes to it is its own
+        return self._source.fetch(ids.clone() if self.draws else ids)  # a script's own `fetch` may write to the ids
 
     def close(self) -> None:
         """A Direct feed holds nothing to close."""
 
 
 class Ahead:
-    """Reads by a DataLoader like the script's, in its worker processes and with its pinning."""
+    """A Feed that reads with a DataLoader like the script's: with its worker processes and its pinning."""
 
     draws = False
-    """Each batch is seeded where it is read."""
+    """`_Seeded` seeds each batch in the worker process."""
 
     def __init__(self, source: LoaderSource, plan: SamplePlan) -> None:
         theirs = source.loader
@@ -67,7 +67,7 @@ class Ahead:
             batch_sampler=self._positions,
             num_workers=theirs.num_workers,
             collate_fn=_as_it_is,
-            pin_memory=theirs.pin_memory and torch.accelerator.is_available(),  # torch warns where there is none
+            pin_memory=theirs.pin_memory and torch.accelerator.is_available(),  # without an accelerator torch warns
             timeout=theirs.timeout,
             worker_init_fn=theirs.worker_init_fn,
             multiprocessing_context=theirs.multiprocessing_context,
@@ -78,10 +78,10 @@ class Ahead:
         self._next: Key | None = None
         self._share: Sequence[int] = range(0)
         self._piece = plan.piece
-        """What is read ahead is of these steps."""
+        """Batch size of the steps that are read ahead."""
 
     def take(self, key: Key, share: Sequence[int]) -> Any:
-        """Return the batch from the DataLoader. An error in a worker process is raised here with its traceback."""
+        """Return the batch from the DataLoader. Raises an error of a worker process, with its traceback."""
         piece = self._positions.plan.piece
         if self._batches is None or (key, share, piece) != (self._next, self._share, self._piece):
             self._piece = piece
@@ -91,7 +91,7 @@ class Ahead:
         try:
             return next(self._batches)
         except BaseException:
-            self._batches = None  # it is no longer where we think
+            self._batches = None  # its position is unknown after an error
             raise
 
     def close(self) -> None:
@@ -101,20 +101,20 @@ class Ahead:
 
 
 def make_feed(source: Source | Stream, plan: SamplePlan, *, reads_ahead: bool = True) -> Feed:
-    """Return what reads from `source`. reads_ahead: it is known which microbatches come next."""
+    """Return the Feed of a source. `reads_ahead` must be False if the order of the microbatches is not known in advance."""
     if isinstance(source, Stream):
         return StreamFeed(source, plan)
     return Ahead(source, plan) if isinstance(source, LoaderSource) and reads_ahead else Direct(source, plan)
 
 
 def _after(key: Key, share: Sequence[int]) -> Key:
-    """Return the microbatch that follows on this rank."""
+    """Return the next microbatch of this rank."""
     at = share.index(key.v) + 1
     return Key(key.step, share[at]) if at < len(share) else Key(key.step + 1, share[0])
 
 
 class _Positions(Sampler[list[int]]):
-    """For the loader: the microbatches from `first` on, each as [step, v, id, id, ..]."""
+    """Sampler of the DataLoader. It yields the microbatches from `first` on, each as [step, v, id, id, ..]."""
 
     def __init__(self, plan: SamplePlan) -> None:
         self.plan = plan
@@ -129,9 +129,9 @@ class _Positions(Sampler[list[int]]):
 
 
 class _Seeded(Dataset[Any]):
-    """In the process that reads: the script's dataset and collate function, with random numbers of the microbatch's own.
+    """The script's dataset and collate function in a worker process, with random numbers seeded for each microbatch.
 
-    A `worker_init_fn` meets it as `get_worker_info().dataset`; what it reads or sets there is the script's dataset's.
+    A script's `worker_init_fn` gets it as `get_worker_info().dataset`. So all other attributes are those of the script's dataset.
     """
 
     _OURS = frozenset({"_dataset", "_collate", "_seed"})
@@ -153,7 +153,7 @@ class _Seeded(Dataset[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OURS or name.startswith("__"):
-            raise AttributeError(name)  # of an object that is being unpickled
+            raise AttributeError(name)  # asked before __init__, while the object is unpickled
         return getattr(self._dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

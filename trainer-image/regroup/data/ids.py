@@ -1,12 +1,15 @@
-"""Sample ids as a pure function of (seed, step, virtual worker), their hash sum, and the digest of what was committed.
+"""Sample ids as a pure function of (seed, step, virtual worker), their hash sum, and the digest of the committed samples.
 
-Owns the arithmetic of design section 6, "Batch and data": sample j of virtual worker v in step s is
-perm(seed, epoch)[(s*B + v*b + j) mod N]. Every sample comes once an epoch, at any sequence of world sizes. Where B follows the
-number of ranks, s*B is the number of samples before step s (`Piece`), and the rest is the same.
-Does not read samples (`sources`), and does not decide whether a step commits (`regroup.transaction`, rule QUOTA).
+Owns the arithmetic of design section 6, "Batch and data". Sample j of virtual worker v in step s is:
 
-The permutation is a Feistel network over Z_a x Z_b with a*b just above N, and cycle walking for the rest (Black and
-Rogaway, Ciphers with Arbitrary Finite Domains, 2002): any element in constant time, nothing stored.
+    perm(seed, epoch)[(s*B + v*b + j) mod N]
+
+Every sample comes once an epoch, at any sequence of world sizes. If B follows the number of ranks, s*B is replaced by the number
+of samples before step s (`Piece`). `sources` reads the samples, and `regroup.transaction` decides whether a step commits
+(rule QUOTA).
+
+The permutation is a Feistel network over Z_a x Z_b with a*b just above N, and cycle walking for the rest. Any element takes
+constant time, and nothing is stored. (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002.)
 """
 
 import math
@@ -25,23 +28,25 @@ from .mix import MASK, Words, mix, mix_words, word
 _ROUNDS = 6
 
 _AHEAD = 8192
-"""Ids are computed for about this many samples at once: numpy's cost a call is then spread over many small steps."""
+"""Number of samples whose ids are computed at once. It spreads the cost of a numpy call over many small steps."""
 _KEPT = 8
-"""So many times what is computed at once is kept: worker processes ask for steps ahead of the one that is checked."""
+"""Number of blocks that are kept. Worker processes ask for steps ahead of the one that is checked."""
 _ROWS_KEPT = 2
-"""The step in progress asks for its own several times."""
+"""Number of steps whose block is remembered. The step in progress asks for its own several times."""
 _SHARES_KEPT = 1024
+"""Number of shares that are remembered."""
 _CHUNK = 1 << 20
-"""Longest array while a digest is computed from scratch: bounds its memory to some tens of MB."""
+"""Longest array while a digest is computed from scratch. It bounds the memory to some tens of MB."""
 _ANCHORS = 4
+"""Number of digests that are remembered."""
 UNKNOWN = (1 << 62) - 1
-"""Number of samples of a stream: more than will ever be used."""
+"""Number of samples of a stream, which nobody knows. It is more than a job will ever use."""
 
 
 def permute(positions: Words, epochs: Words, seed: int, num_samples: int) -> Words:
     """Return perm(seed, epoch)[position] for each element: a bijection on [0, num_samples) for each (seed, epoch).
 
-    positions, epochs: uint64 of one shape, positions below `num_samples`.
+    `positions` and `epochs` are uint64 of one shape, positions below `num_samples`.
     """
     a = math.isqrt(num_samples - 1) + 1 if num_samples > 1 else 1
     b = -(-num_samples // a)
@@ -65,37 +70,37 @@ def _feistel(values: Words, keys: Words, a: int, b: int) -> Words:
 
 
 def _turn(half: Words, hashed: Words, size: int) -> Words:
-    """Return (half + hashed scaled down to [0, size)) mod size; by a product, since dividing is slow."""
+    """Return (half + hashed, scaled down to [0, size)) mod size. It multiplies, since a division is slow."""
     moved = half + ((hashed >> word(32)) * word(size) >> word(32))
     turned: Words = np.where(moved >= word(size), moved - word(size), moved)
     return turned
 
 
 def share_of(num_virtual: int, rank: int, world_size: int) -> range:
-    """Return the virtual workers of a rank: contiguous, in rank order, sizes differ by at most one. Rank 0 always has one;
-    where there are more ranks than virtual workers, others have none.
+    """Return the virtual workers of a rank. Shares are contiguous, in rank order, and their sizes differ by at most one.
 
-    Spread evenly, so that for 2, 4, 8 .. ranks a share is exactly one node of the summation tree (`tree`).
+    If there are more ranks than virtual workers, some have none; rank 0 always has one. With 2, 4, 8 .. ranks a share is exactly
+    one node of the summation tree (`tree`).
     """
     return range(-(-rank * num_virtual // world_size), -(-(rank + 1) * num_virtual // world_size))
 
 
 def shares_of(num_virtual: int, world_size: int) -> tuple[range, ...]:
-    """Return the share of every rank, in rank order: together exactly range(num_virtual)."""
+    """Return the share of every rank, in rank order. Together they are exactly range(num_virtual)."""
     return tuple(share_of(num_virtual, rank, world_size) for rank in range(world_size))
 
 
 class _Block(NamedTuple):
-    """Some steps, computed at once."""
+    """The ids of some steps, which are computed at once."""
 
     ids: torch.Tensor
     """[steps * V, microbatch], int64: V rows for each step."""
     hashes: list[list[int]]
-    """By step, by virtual worker."""
+    """Hash sums of the microbatches: hashes[step][virtual worker]."""
 
 
 class Piece(NamedTuple):
-    """From `step` on, a step has `batch` samples; the steps before it had `position` together."""
+    """Steps of one batch size: from `step` on a step has `batch` samples, and all steps before it had `position` samples."""
 
     step: int
     position: int
@@ -104,13 +109,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """Which sample ids each step uses. Equal fields give equal answers on every rank, for the job's life.
+    """The sample ids of every step. Equal fields give equal answers on every rank, for the job's life.
 
-    Only `change_batch` and `load_state_dict` change an answer, and only of steps that are not committed. What a plan then has to
-    know of the past is one number, the samples so far: positions are used in turn, whatever the batches were.
+    Only `change_batch` and `load_state_dict` change answers, and only for steps that are not committed. Positions are used in
+    turn, so the number of samples so far is all that a plan needs of the past.
 
-    Counting: step s, from 0, uses `ids(s, v)`; after it commits, s + 1 steps are committed, and `samples` and `digest`
-    take that count, which is the step of a StatePair. Raises DataError for values that fit no plan.
+    Step s, from 0, uses `ids(s, v)`. After it commits, s + 1 steps are committed. `samples` and `digest` take this number of
+    committed steps, which is also the step of a StatePair. Raises DataError for values that fit no plan.
     """
 
     seed: int
@@ -118,24 +123,24 @@ class SamplePlan:
     global_batch: int
     microbatch: int
     max_world_size: int = 1
-    """Largest number of ranks that the job is meant to have (REGROUP_MAX_WORLD_SIZE). Checked, no part of the arithmetic.
-    The one generation of a hand-over can have more (rule HANDOVER): then some shares are empty."""
+    """Largest number of ranks of the job (REGROUP_MAX_WORLD_SIZE), each of which must have work. Used for that check only.
+    The generation of a hand-over may have more ranks (rule HANDOVER); some shares are empty then."""
     layout: Layout = WHOLE
-    """How the model is split over the ranks of a model group. The ranks of one that compute different samples get equally many,
-    because each forward of one is a forward of all."""
+    """Split of the model over a model group. Its ranks that compute different samples get equally many microbatches, since each
+    forward of one is a forward of all."""
     in_order: bool = False
-    """Samples come in the order of their numbers, without end: a stream's. `num_samples` is UNKNOWN then."""
+    """The samples are a stream's: they come in the order of their numbers, without end. `num_samples` is UNKNOWN then."""
     shuffles: bool = True
-    """Each epoch has an order of its own. False: that of the samples' numbers, in each epoch."""
+    """Each epoch has an order of its own. False: each epoch has the order of the samples' numbers."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _rows: dict[int, tuple["_Block", int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By step: its block, and its row there."""
+    """Block of a step and the step's place in it."""
     _shares: dict[tuple[int, int], range] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By rank and number of ranks: those that were asked for."""
+    """Shares that were asked for, by rank and number of ranks."""
     _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Digests, by number of samples."""
+    """Digests by number of samples."""
     _pieces: list[Piece] = field(default_factory=list, init=False, repr=False, compare=False)
-    """One: that of the steps to come."""
+    """The piece of the next steps; empty before the batch has changed."""
     _epoch_sum: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -168,38 +173,39 @@ class SamplePlan:
 
     @property
     def num_virtual(self) -> int:
-        """Number of virtual workers, V: microbatches in a step."""
+        """Number of virtual workers, V, which is the number of microbatches in a step."""
         return self.batch // self.microbatch
 
     @property
     def piece(self) -> Piece:
-        """What the steps to come are."""
+        """The piece of the next steps."""
         return self._pieces[0] if self._pieces else Piece(0, 0, self.global_batch)
 
     @property
     def batch(self) -> int:
-        """Samples in each of the steps to come: `global_batch`, where nothing has changed it."""
+        """Number of samples in each of the next steps. It is `global_batch` unless `change_batch` was called."""
         return self.piece.batch
 
     @property
     def step_samples(self) -> int:
-        """Number of samples in what a session commits at a time."""
+        """Number of samples that a session commits at a time."""
         return self.batch
 
     def change_batch(self, step: int, batch: int) -> None:
-        """From `step` on, which is not committed, a step has `batch` samples, a multiple of `microbatch`. All ranks do this at
-        one step, the first of a generation. Changing it twice at a step is as changing it to the last value."""
+        """Set the batch, a multiple of `microbatch`, of the steps from `step` on, which are not committed.
+
+        All ranks must call this for the same step, the first of a generation. A second call for the same step replaces the first.
+        """
         if batch % self.microbatch:
             raise ValueError(f"batch {batch} is not a multiple of microbatch {self.microbatch}")
         self._begin(Piece(step, self._position(step), batch))
 
     def state_dict(self) -> dict[str, int]:
-        """Return what the answers for further steps depend on, beside the fields. It belongs to the state of a job whose batch
-        changes."""
+        """Return the piece of the next steps. It is a part of the state of a job whose batch changes."""
         return self.piece._asdict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where another plan of the same fields was."""
+        """Continue with the piece of another plan with the same fields."""
         self._begin(Piece(**state))
 
     def _begin(self, piece: Piece) -> None:
@@ -210,8 +216,10 @@ class SamplePlan:
             self._shares.clear()
 
     def share(self, rank: int, world_size: int) -> range:
-        """Return the virtual workers of a rank: those of its model group (`share_of`), cut evenly among its ranks that compute
-        different samples."""
+        """Return the virtual workers of a rank.
+
+        A model group has a share (`share_of`), which is cut evenly among its ranks that compute different samples.
+        """
         known = self._shares.get((rank, world_size))
         if known is not None:
             return known
@@ -230,23 +238,25 @@ class SamplePlan:
         return tuple(self.share(rank, world_size) for rank in range(world_size))
 
     def ids(self, step: int, v: int) -> torch.Tensor:
-        """Return the sample ids of one microbatch: [microbatch], int64. The caller may keep it, not write to it."""
+        """Return the sample ids of one microbatch: [microbatch], int64. The caller may keep the tensor and must not write to it."""
         block, row = self._block(step)
         return block.ids.select(0, row * self.num_virtual + v)
 
     def hash_of(self, step: int, v: int) -> int:
-        """Return the sum of a 64-bit mix of each id of a microbatch, mod 2**64: neither order nor position matters,
-        multiplicity does."""
+        """Return the sum of a 64-bit hash of each id of a microbatch, mod 2**64.
+
+        It does not depend on the order of the ids, but on how often each occurs.
+        """
         block, row = self._block(step)
         return block.hashes[row][v]
 
     def expected_hash(self, step: int) -> int:
-        """Return what the `hash_of` of all microbatches of a step must add up to (rule QUOTA)."""
+        """Return the sum of `hash_of` over all microbatches of a step, with which a commit is compared (rule QUOTA)."""
         block, row = self._block(step)
         return sum(block.hashes[row]) & MASK
 
     def samples(self, step: int) -> int:
-        """Return the number of samples that `step` committed steps have used."""
+        """Return the number of samples that the first `step` steps have used."""
         return self._position(step)
 
     def _position(self, step: int) -> int:
@@ -257,11 +267,11 @@ class SamplePlan:
         return piece.position + (step - piece.step) * piece.batch
 
     def digest(self, step: int, known: tuple[int, str] | None = None) -> str:
-        """Return the digest of the samples of the first `step` steps: 16 hex digits, an absolute function of their number.
+        """Return the digest of the samples of the first `step` steps: 16 hex digits, which depend on their number only.
 
-        It is the sum of the hashes of all of them, so the next step's digest costs one step, and whole epochs cost one
-        epoch. A rank that comes in later can pass `known`, a (step, digest) that came with the state it adopted, to
-        save the one pass over the ids that it costs from scratch (about 0.3 s per million samples, once).
+        It is the sum of the hashes of all ids. So the digest of the next step costs one step, and whole epochs cost one epoch.
+        A first digest costs a pass over the ids, about 0.3 s per million samples. A rank that joins saves that with `known`,
+        the (step, digest) that came with the state it adopted.
         """
         if known is not None:
             self._sums.setdefault(self.samples(known[0]), int(known[1], 16))
@@ -270,7 +280,7 @@ class SamplePlan:
             start = max((position for position in self._sums if position <= end), default=0)
             if end - start <= self.num_samples:
                 first, total = start, self._sums.get(start, 0)
-            else:  # from scratch: whole epochs by their common sum, then the part of the last one
+            else:  # from scratch: the common sum of whole epochs, then the part of the last one
                 epochs = end // self.num_samples
                 first, total = epochs * self.num_samples, epochs * self._whole_epoch() if epochs else 0
             piece = self.piece
@@ -287,7 +297,7 @@ class SamplePlan:
         return f"{digest:016x}"
 
     def _block(self, step: int) -> tuple["_Block", int]:
-        """Return what was computed ahead for a step, with its row in it."""
+        """Return the block with the ids of a step, and the step's place in it."""
         found = self._rows.get(step)
         if found is not None:
             return found
@@ -324,7 +334,7 @@ class SamplePlan:
         return permute(offsets, epochs, self.seed, self.num_samples)
 
     def _hashes(self, ids: Words) -> Words:
-        # The key is the seed's, so that two jobs over the same data never have the same sums.
+        # The seed is the key, so that two jobs over the same data do not have the same sums.
         return mix_words(mix_words(ids ^ word(mix(self.seed, 2))))
 
     def _hash_sum(self, ids: Words) -> int:
@@ -340,7 +350,7 @@ class SamplePlan:
 
 
 def check_shares(shares: Sequence[range]) -> int:
-    """Return V for shares that are contiguous and in rank order from 0. Raises DataError otherwise."""
+    """Return V, the number of virtual workers in the shares. Raises DataError unless they are contiguous, in rank order from 0."""
     stop = 0
     for rank, share in enumerate(shares):
         if share.start != stop or share.stop < share.start or share.step != 1:

@@ -1,7 +1,7 @@
-"""A 64-bit mixing function, for Python integers and for numpy arrays: the same values from both.
+"""A 64-bit mixing function, which gives the same values for Python integers and for numpy arrays.
 
-The finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014). A bijection on
-64-bit words. No secrets here: it spreads bits, it does not resist an adversary.
+It is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), a bijection on
+64-bit words. It spreads bits, and does not resist an adversary.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""How many microbatches of a step each rank computes: equal shares, or shares that follow how long ranks took for theirs.
+"""Deals the microbatches of a step to the ranks, in equal shares or in shares by the ranks' speed.
 
-Pure: the times come with the rows of committed steps, which are the same on all ranks, so every rank comes to the same deal at the
-same step without asking anybody. Nothing else may go in: no clock, no row of a step that is not committed, nothing from before
-the generation, which a rank that has just joined cannot know. Why so: docs/design/adr/0041-uneven-shares.md.
+Pure. Times come with the rows of committed steps, which are the same on all ranks. So every rank makes the same deal at the same
+step, without communication. A deal must depend on nothing else: on no clock, no step that is not committed and no earlier
+generation. A rank that has just joined does not know the latter (docs/design/adr/0041-uneven-shares.md).
 """
 
 import heapq
@@ -14,24 +14,24 @@ from statistics import median, median_low
 from .ids import SamplePlan
 
 WINDOW = 10
-"""Steps whose median says how long a rank takes for a microbatch: a few odd steps do not move it."""
+"""Number of steps over which the median of a rank's time for a microbatch is taken. A few odd steps do not move it."""
 GAIN = 0.1
-"""A deal is changed if that makes the slowest rank's part of a step shorter by this share. A change costs what was read ahead."""
+"""A new deal must shorten the slowest rank's part of a step by this share, since a change drops batches that were read ahead."""
 STAYS = 10
-"""For so many steps in a row it has to promise that, the first time in a generation; each change doubles the number .."""
+"""Number of steps in a row that must promise this gain before the deal changes. Each change in a generation doubles it."""
 MOST_STAYS = 320
-""".. up to this one. So ranks that are slow in turn are dealt evenly, on the whole, and change little."""
+"""Upper bound of that number. With it the deal changes seldom if ranks are slow in turn, and stays even on the whole."""
 _FASTEST = 16.0
-"""A rank counts as at most so many times as fast as the median: a time of almost nothing is no measurement."""
+"""A rank counts as at most this many times as fast as the median, since a time near zero is no measurement."""
 _SLOWEST = 1e6
-"""And as at most so many times as slow: then it has one microbatch in any case."""
+"""A rank counts as at most this many times as slow as the median. It has one microbatch then in any case."""
 
 
 def counts_for(num_virtual: int, costs: Sequence[float]) -> tuple[int, ...]:
-    """Return how many microbatches each rank gets so that the last one is done as early as possible; together `num_virtual`.
+    """Return the number of microbatches of each rank, `num_virtual` in all, with which the slowest rank is done earliest.
 
-    costs: how long each takes for one, in any unit, positive. Each rank gets at least one; there must be as many. A microbatch
-    goes to whoever would be done with it first, which gives the shortest time; of equals the lower rank gets it.
+    `costs` are the ranks' times for one microbatch, positive and in any unit. Each rank gets at least one microbatch, so there must
+    be as many. Each further one goes to the rank that would be done with it first, of equals to the lower rank.
     """
     counts = [1] * len(costs)
     done = [(2 * cost, rank) for rank, cost in enumerate(costs)]
@@ -44,12 +44,12 @@ def counts_for(num_virtual: int, costs: Sequence[float]) -> tuple[int, ...]:
 
 
 def ranges_of(counts: Sequence[int]) -> tuple[range, ...]:
-    """Return the virtual workers of each rank: contiguous, in rank order."""
+    """Return the virtual workers of each rank from their counts: contiguous, in rank order."""
     return tuple(range(end - count, end) for count, end in zip(counts, accumulate(counts)))
 
 
 def bounded(costs: Sequence[float]) -> list[float] | None:
-    """Return costs that a deal can be made of: near the median of those that were measured. None: none was."""
+    """Return the costs with outliers moved towards the median of the measured ones. None if nothing was measured."""
     measured = [cost for cost in costs if cost > 0]
     if not measured:
         return None
@@ -58,30 +58,30 @@ def bounded(costs: Sequence[float]) -> list[float] | None:
 
 
 class Quotas:
-    """The deal of one generation. Begins with equal shares, and keeps them unless it may be uneven."""
+    """The deal of a generation. It begins with equal shares, and changes only with `uneven`."""
 
     def __init__(self, plan: SamplePlan, *, uneven: bool = False) -> None:
         self._plan, self._uneven = plan, uneven
         self.shares: tuple[range, ...] = ()
-        """Virtual workers of each rank in the next step. Empty before the first generation: there are no ranks."""
+        """Virtual workers of each rank in the next step. Empty before the first generation."""
         self._adapts = False
         self._costs: deque[list[float]] = deque(maxlen=WINDOW)
-        """Of the last steps with this deal: nanoseconds for a microbatch, by rank."""
+        """Nanoseconds for a microbatch by rank, in each of the last steps with this deal."""
         self._skips = True
-        """The next step is left out: it compiles, or begins to read ahead."""
+        """The next step is not measured, since it compiles or begins to read ahead."""
         self._promised = 0
-        """So many steps in a row, another deal would have been better."""
+        """Number of steps in a row in which another deal would have been better."""
         self._needed = STAYS
 
     def begin_generation(self, world_size: int) -> None:
-        """Other ranks: equal shares, and nothing is known. After `SamplePlan.change_batch`."""
+        """Begin with equal shares of the new ranks. Called after `SamplePlan.change_batch`."""
         self.shares = self._plan.shares(world_size)
         self._adapts = self._uneven and 1 < world_size <= self._plan.num_virtual
         self._needed = STAYS
         self._changed()
 
     def committed(self, work_ns: Sequence[int]) -> None:
-        """A step is committed with the deal as it is. work_ns: how long each rank worked on its share, in rank order."""
+        """Take in a step that was committed with the present deal. `work_ns` is the time of each rank for its share, in ns."""
         if not self._adapts:
             return
         if self._skips:
@@ -101,7 +101,7 @@ class Quotas:
             self._changed()
 
     def _changed(self) -> None:
-        """What was measured is of another deal: part of a step's time does not depend on the share."""
+        """Forget the measurements of the last deal, since a part of a step's time does not depend on the share."""
         self._costs.clear()
         self._skips = True
         self._promised = 0

@@ -1,8 +1,8 @@
-"""Random numbers of a microbatch: a function of (seed, step, virtual worker), not of the rank that computes it.
+"""Random numbers of a microbatch as a function of (seed, step, virtual worker), whatever rank computes it.
 
-Owns torch's CPU generator, that of the current CUDA device, Python's `random` and numpy's global generator, for the length of
-a step's microbatches: an augmentation is then the same on whatever rank, and again in a redo. A generator that a script
-makes for itself is its own.
+Seeds torch's CPU generator, that of the current CUDA device, Python's `random` and numpy's global generator during a step's
+microbatches. An augmentation is then the same on every rank, and again in a redo. Generators that a script makes
+for itself are left alone.
 """
 
 import random
@@ -15,20 +15,20 @@ import torch
 from .mix import mix
 
 _MOST = 1 << 32
-"""numpy's legacy generator takes seeds below this."""
+"""Bound of the seeds that numpy's legacy generator takes."""
 _ours: Any = None
-"""A bit generator for numpy: exchanging it for the script's takes a microsecond, copying the script's state 160."""
+"""A bit generator for numpy. Exchanging it for the script's takes a microsecond, copying the script's state 160."""
 
 
 class microbatch_rng:
-    """`with microbatch_rng() as seed_for:` around fetch, forward and backward of a step's microbatches.
+    """Block around fetch, forward and backward of a step's microbatches: `with microbatch_rng() as seed_for:`.
 
-    `seed_for(seed, step, v)` seeds all generators for one microbatch. Afterwards they are as before, also after an exception.
+    `seed_for(seed, step, v)` seeds all generators for one microbatch. After the block they are as before, even after an exception.
     """
 
     def __init__(self) -> None:
         self._generators = [torch.default_generator]
-        # Only when CUDA is in use: asking for its generator would start it, and cost memory in a process that does without.
+        # Only if CUDA is in use: asking for its generator would start it, and cost memory in a process that does not need it.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self._numpy = getattr(sys.modules.get("numpy"), "random", None)
@@ -55,7 +55,7 @@ class microbatch_rng:
 
 
 def _exchanged(numpy: Any) -> Any:
-    """Give numpy's global generator a state of ours; return the script's."""
+    """Give numpy's global generator the bit generator `_ours`, and return the script's."""
     global _ours
     if numpy is None:
         return None

@@ -1,7 +1,7 @@
-"""Where samples come from: `as_source` turns what a user has into `fetch(ids) -> batch`.
+"""Sources of samples: `as_source` turns a user's data into an object with `fetch(ids) -> batch`.
 
-A source is a function of the ids: no position, no shuffling, no share. So a membership change leaves it alone. A batch is
-what its `fetch`, or the dataset's collate function, returned. Who reads ahead of the training loop is `feed`.
+A source is a function of the ids, without position, shuffling or share. So a membership change does not concern it. A batch is
+the value that its `fetch`, or the dataset's collate function, returns. `feed` reads ahead of the training loop.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from .errors import DataError
 
 
 class Batch(NamedTuple):
-    """A microbatch of a pair of tensors, in the order of the ids: first dimension [microbatch]. `x, y = batch` works, too."""
+    """A microbatch of two tensors in the order of the ids, whose first dimension is [microbatch]. `x, y = batch` unpacks it."""
 
     x: Any
     y: Any
@@ -31,20 +31,20 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """What a session reads from. A user's own class needs these two methods and no base class."""
+    """The data of a session. A user's own class needs these two methods and no base class."""
 
     def __len__(self) -> int:
-        """Return the number of samples, constant for the job's life and equal on every rank."""
+        """Return the number of samples. It is constant for the job's life and equal on every rank."""
         ...
 
     def fetch(self, ids: torch.Tensor) -> Any:
-        """Return the batch of the samples with these ids: int64, each in [0, len). The script gets it as it is."""
+        """Return the batch of the samples with these ids: int64, each in [0, len). The script gets it unchanged."""
         ...
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Samples are the rows of tensors of one length."""
+    """A source whose samples are the rows of tensors of one length."""
 
     tensors: tuple[torch.Tensor, ...]
 
@@ -52,13 +52,13 @@ class TensorSource:
         return len(self.tensors[0])
 
     def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the rows, on each tensor's own device: a Batch of two tensors, else a tuple."""
+        """Return the rows of each tensor on its own device, as a Batch if there are two tensors, else as a tuple."""
         rows = tuple([tensor.index_select(0, _on(ids, tensor.device)) for tensor in self.tensors])
         return Batch(*rows) if len(rows) == 2 else rows
 
 
 def _on(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return ids on a device without waiting for what it was given before."""
+    """Return ids on a device, without waiting for work that was enqueued there before."""
     if device.type == "cpu":
         return ids
     if device.type == "cuda":
@@ -67,7 +67,7 @@ def _on(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class DatasetSource:
-    """Samples are the items of a map-style dataset, put together by `collate`."""
+    """A source whose samples are the items of a map-style dataset, put together by `collate`."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate = dataset, collate
@@ -76,15 +76,15 @@ class DatasetSource:
         return len(self._dataset)
 
     def fetch(self, ids: torch.Tensor) -> Any:
-        """Return what collate makes of the items."""
+        """Return the collated items."""
         return self._collate(items_of(self._dataset, ids.tolist()))
 
 
 class LoaderSource(DatasetSource):
-    """A DataLoader's dataset, collate function, worker processes and pinning; which samples come when is the session's."""
+    """A source with the dataset and settings of a DataLoader. The session, not the loader, decides the order of the samples."""
 
     def __init__(self, loader: "DataLoader[Any]", microbatch: int) -> None:
-        """Raises DataError for a loader that decides by itself which samples come when."""
+        """Raise DataError for a loader that decides in its own way which samples come when."""
         self.loader = loader
         own = loader.batch_sampler if loader.batch_size is None else loader.sampler
         if isinstance(loader.dataset, IterableDataset):
@@ -115,22 +115,25 @@ class LoaderSource(DatasetSource):
             )
         super().__init__(loader.dataset, cast(Any, loader.collate_fn))
         self.in_order = type(own) is SequentialSampler
-        """Each epoch is in the order of the dataset, as the loader's own is (shuffle=False)."""
+        """Each epoch has the order of the dataset, as with the loader's own shuffle=False."""
 
 
 def items_of(dataset: Any, indices: list[int]) -> list[Any]:
-    """Return the dataset's items, as a DataLoader reads them."""
+    """Return items of a dataset in the way of a DataLoader: by `__getitems__`, if there is one."""
     many = getattr(dataset, "__getitems__", None)
     items: list[Any] = many(indices) if callable(many) else [dataset[i] for i in indices]
     return items
 
 
 def as_source(data: Any, microbatch: int = 1) -> Source:
-    """Return a Source for what a user passed as `data=`.
+    """Return the Source of the data that a user passed as `data=`. Raises DataError for data that has none.
 
-    Taken: an object with `fetch` and `__len__` (returned as it is); a tuple of tensors, or a TensorDataset; a DataLoader,
-    for its dataset, collate function, workers and pinning; any map-style dataset. (What can only be read in order is in `streams`.)
-    Raises DataError, one sentence, for anything else.
+    - an object with `fetch` and `__len__` is returned as it is
+    - a tuple of tensors, or a TensorDataset, becomes a TensorSource
+    - a DataLoader gives its dataset, collate function, workers and pinning
+    - any other map-style dataset becomes a DatasetSource
+
+    Data that can only be read in order is a matter of `streams`.
     """
     if callable(getattr(data, "fetch", None)):
         if not hasattr(data, "__len__"):

@@ -1,9 +1,9 @@
-"""Data that can only be read in order: `stream` makes a source of a function that opens it at a position.
+"""Data that can only be read in order: `stream` makes session data from a function that opens it at a position.
 
-A sample's number is its position, and step s uses those from s * global_batch on. So the step says where to read, as it says
-everything else: there is no position to save. Each process reads on from where it is, leaves out what others compute, and opens the
-stream again where it has to go back: after a membership change, or to start. Nobody knows the length. A process that finds the end
-says so with its row, and the job ends before that step (`regroup.transaction`).
+A sample's number is its position, and step s uses the samples from s * global_batch on. So no position has to be saved. Each
+process reads forward and leaves out the samples of other ranks. It opens the stream again at the start, and if it has to
+go back after a membership change. Nobody knows the length. A process that finds the end says so with its row, and the job ends
+before that step (`regroup.transaction`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,16 +25,19 @@ class EndOfStream(Exception):
 
 
 class Stream:
+    """Data that is read in order, as `stream` describes it."""
+
     def __init__(self, open_at: OpenAt, collate: Collate) -> None:
         self.open_at, self.collate = open_at, collate
 
 
 def stream(open_at: OpenAt, collate: Collate = default_collate) -> Stream:
-    """Return what to pass as `data` for samples that are read in order.
+    """Return session data for samples that are read in order, to be passed as `data=`. Raises DataError.
 
-    open_at: from a position to an iterator over the samples from that one on, the first of all being 0. It must give the same
-    samples each time and in each process. An iterator with a method `skip(n)` is asked to leave out n samples; of others they are
-    read and dropped. collate: makes a batch of a list of samples; torch's by default. Raises DataError.
+    - `open_at(position)` returns an iterator over the samples from that position on; the first sample has position 0. It must give
+      the same samples each time and in each process. If the iterator has a method `skip(n)`, it is called to leave out n samples;
+      otherwise they are read and dropped.
+    - `collate` makes a batch from a list of samples. The default is torch's.
     """
     for name, value in (("open_at", open_at), ("collate", collate)):
         if not callable(value):
@@ -46,8 +49,10 @@ def stream(open_at: OpenAt, collate: Collate = default_collate) -> Stream:
 
 
 def as_stream(data: Any) -> Stream | None:
-    """Return the stream that a user passed as `data=`: a Stream, or an IterableDataset, which has to begin anew, with the same
-    samples, each time it is iterated over. None: it is none."""
+    """Return the stream that a user passed as `data=`, or None for other data.
+
+    It is a Stream or an IterableDataset, which must give the same samples each time it is iterated over.
+    """
     if isinstance(data, Stream):
         return data
     if not isinstance(data, IterableDataset):
@@ -62,19 +67,19 @@ class StreamFeed:
     """A Feed that reads a stream in the caller's thread."""
 
     draws = False
-    """Each batch is seeded here: after what was left out, which would draw, too."""
+    """`take` seeds each batch itself, after it has left out samples, which may draw random numbers as well."""
 
     def __init__(self, source: Stream, plan: SamplePlan) -> None:
         self._source, self._plan = source, plan
         self._iterator: Iterator[Any] | None = None
         self._position = 0
-        """Of the sample that the iterator gives next."""
+        """Position of the sample that the iterator gives next."""
 
     def take(self, key: Any, share: Sequence[int]) -> Any:  # noqa: ARG002
-        """Return the batch at the key's position in the stream. Raises EndOfStream if the stream has too few samples."""
+        """Return the batch of a microbatch. Raises EndOfStream if the stream has too few samples."""
         size = self._plan.microbatch
         first = int(self._plan.ids(key.step, key.v)[0])
-        iterator, self._iterator = self._iterator, None  # it is nowhere if something is raised
+        iterator, self._iterator = self._iterator, None  # its position is unknown after an exception
         if iterator is None or first < self._position:
             _close(iterator)
             iterator, self._position = self._opened(first), first
@@ -104,7 +109,7 @@ class StreamFeed:
 
 
 def _leave_out(iterator: Iterator[Any], count: int) -> bool:
-    """Leave out samples; return whether there were so many, as far as can be seen."""
+    """Leave out samples. Returns False if the stream has ended meanwhile, which `skip` of an iterator does not tell."""
     skip = getattr(iterator, "skip", None)
     if count and callable(skip):
         skip(count)
@@ -113,7 +118,7 @@ def _leave_out(iterator: Iterator[Any], count: int) -> bool:
 
 
 def _close(iterator: Any) -> None:
-    """End a generator, so that it closes its files."""
+    """Close an iterator that can be closed. A generator then closes its files."""
     close = getattr(iterator, "close", None)
     if callable(close):
         close()

@@ -1,8 +1,8 @@
-"""The fixed binary tree over virtual workers: which partial sums exist, who holds them, in what order they merge.
+"""The fixed binary tree over virtual workers, along which `exact` sums tensors. Pure index arithmetic.
 
-Pure index arithmetic; no tensors. A node is a range of virtual workers. The root is all V of them; its descendants at
-depth d cut that at the multiples of V / 2**d, rounded up, down to single virtual workers. The tree depends on V alone, so
-floating-point sums along it do not depend on how many ranks there are. `exact` puts tensors into it.
+A node is a range of virtual workers, and stands for their partial sum. The root has all V of them. The nodes at depth d
+cut that range at the multiples of V / 2**d, rounded up, down to single virtual workers. The tree depends on V alone, so
+floating-point sums along it do not depend on the number of ranks.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ class Node(NamedTuple):
 
 @lru_cache(maxsize=8)
 def left_siblings(num_virtual: int) -> dict[Node, Node]:
-    """Return, for each right child of the tree, the left child of the same parent."""
+    """Return the left child of the same parent for each right child of the tree."""
 
     def cut(part: int, parts: int) -> int:
         return -(-part * num_virtual // parts)
@@ -38,9 +38,9 @@ def left_siblings(num_virtual: int) -> dict[Node, Node]:
 
 
 class Counter(Generic[T]):
-    """Partial sums of neighbouring nodes, merged as soon as both children are there: like carries in a binary counter.
+    """Partial sums of neighbouring nodes. They are merged as soon as both children are there, like carries in a binary counter.
 
-    `merge(left, right)` returns the sum; `push` must be called left to right without gaps.
+    `merge(left, right)` returns the sum of two nodes.
     """
 
     def __init__(self, num_virtual: int, merge: Callable[[T, T], T]) -> None:
@@ -49,7 +49,7 @@ class Counter(Generic[T]):
         self.held: list[tuple[Node, T]] = []
 
     def push(self, node: Node, value: T) -> None:
-        """Add a node, and merge as far up as it goes."""
+        """Add the node to the right of those that are held, and merge it with them as far as possible."""
         while self.held and self._left_of.get(node) == self.held[-1][0]:
             left, left_value = self.held.pop()
             node, value = Node(left.start, node.stop), self._merge(left_value, value)
@@ -58,7 +58,7 @@ class Counter(Generic[T]):
 
 @lru_cache(maxsize=4096)
 def nodes_of(num_virtual: int, start: int, stop: int) -> tuple[Node, ...]:
-    """Return the nodes that a rank holds after it has added virtual workers start .. stop-1, left to right."""
+    """Return the nodes that a rank holds after it has added virtual workers start .. stop-1 from left to right."""
     counter: Counter[None] = Counter(num_virtual, lambda _left, _right: None)
     for v in range(start, stop):
         counter.push(Node(v, v + 1), None)
@@ -66,7 +66,7 @@ def nodes_of(num_virtual: int, start: int, stop: int) -> tuple[Node, ...]:
 
 
 def finish(num_virtual: int, nodes: Iterable[tuple[Node, T]], merge: Callable[[T, T], T]) -> T:
-    """Return the sum at the root from nodes that cover all virtual workers, left to right."""
+    """Return the sum at the root. The nodes must cover all virtual workers from left to right."""
     counter = Counter(num_virtual, merge)
     for node, value in nodes:
         counter.push(node, value)

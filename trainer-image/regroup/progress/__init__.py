@@ -1,2 +1,5 @@
-"""What the agent is told: `reporter` how far the job is, `pace` how fast it goes, `busy` what takes longer
-than a step, `breakdown` where the time of a step goes."""
+"""The reports of a session to its agent.
+
+`reporter` sends the progress of the job, `pace` measures its speed, and `breakdown` averages the parts of a step's time. `busy`
+announces activities that take longer than a step.
+"""

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as a mean over steps: what an agent is told. The clock is `transaction.laps`."""
+"""Averages the parts of a step's time over steps, for the agent. `transaction.laps` measures them."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -6,23 +6,23 @@ from dataclasses import fields
 from regroup.protocol.state import Times
 
 SMOOTHED_STEPS = 20
-"""A mean follows a change within about so many steps."""
+"""Number of steps after which a mean has followed a change."""
 _NUM_PARTS = len(fields(Times))
 
 
 class Smoothed:
-    """Means over the last steps of a generation, by part. Its first step is left out: it compiles, and fills caches."""
+    """Means over the last steps of a generation, by part. Its first step is left out, since it compiles and fills caches."""
 
     def __init__(self) -> None:
         self._num_steps = -1
         self._means = [0.0] * _NUM_PARTS
 
     def begin_generation(self) -> None:
-        """Other ranks: other times."""
+        """Forget the times of the last generation, which had other ranks."""
         self._num_steps = -1
 
     def add(self, sums: Sequence[float]) -> None:
-        """Take in a step."""
+        """Take in the parts of a step's time, in seconds and in the order of `Times`."""
         self._num_steps += 1
         if self._num_steps < 1:
             return

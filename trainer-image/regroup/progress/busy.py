@@ -1,6 +1,6 @@
-"""What this process does that may take longer than a step: pauses that the script asks for, a checkpoint that is waited for.
+"""Tells the agent of activities that may take longer than a step: pauses of the script, the wait for a checkpoint.
 
-Owns the nesting: the agent knows of the innermost one only, and of the outer one again once that is over.
+Activities nest. The agent knows the innermost one, and hears of the outer one again when the inner one is over.
 """
 
 import contextlib
@@ -19,11 +19,14 @@ class _Begun(NamedTuple):
     kind: str
     name: str
     end_s: float | None
-    """Monotonic time at which it has taken too long; None: the operator has a bound for its kind."""
+    """Monotonic time at which the activity has taken too long; None: the operator has a bound for its kind."""
 
 
 class BusyStack:
-    """Used in the main thread. `send` None: plain `python`, where nobody looks for hangs."""
+    """The activities that have begun, the innermost last. For the main thread.
+
+    `send` sends a message to the agent; None in plain `python`. `paused` gets the seconds that an outermost activity took.
+    """
 
     def __init__(self, send: Callable[[Any], None] | None, paused: Callable[[float], None]) -> None:
         self._send, self._paused = send, paused
@@ -40,7 +43,7 @@ class BusyStack:
 
     @contextlib.contextmanager
     def during(self, kind: str, name: str = "", max_s: float | None = None) -> Iterator[None]:
-        """Tell the agent for as long as the block lasts."""
+        """Tell the agent of an activity for as long as the block lasts."""
         began_s = time.monotonic()
         self._begun.append(_Begun(kind, name, None if max_s is None else began_s + max_s))
         self._say(began_s)

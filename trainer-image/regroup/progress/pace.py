@@ -1,34 +1,34 @@
-"""How fast this process commits steps: samples per second, and the first step of a generation. The caller brings the clock."""
+"""Measures how fast this process commits steps. Pure, with the clock passed in."""
 
 from collections import deque
 from statistics import median
 
 
 class Pace:
-    """Fed with the monotonic time of every commit, in seconds."""
+    """Durations of the steps of a generation. The caller passes the monotonic time of every commit, in seconds."""
 
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=20)
         self._paused_s = 0.0
         self._longest_s: float | None = None
         self._first_s: float | None = None
-        """How long the process's first step took, with what it compiled."""
+        """Duration of the process's first step, with its compilation and without waits and pauses."""
         self._waited_s = 0.0
         self._last_s: float | None = None
         self._adopted_s: float | None = None
 
     def begin_generation(self, adopted_s: float, waited_s: float = 0.0) -> None:
-        """Adoption was complete at `adopted_s`, in which `waited_s` were waited for other ranks; the pause before it is no step."""
+        """Begin a generation whose adoption was complete at `adopted_s`. This process waited `waited_s` of it for other ranks."""
         self._adopted_s, self._last_s, self._paused_s, self._waited_s = adopted_s, None, 0.0, waited_s
 
     def paused(self, duration_s: float) -> None:
-        """So much of the time before the next commit was a pause that the script asked for: it is no step's."""
+        """Leave a pause of the script out of the duration of the next step."""
         self._paused_s += duration_s
 
     def committed(self, now_s: float, waited_s: float = 0.0) -> float | None:
-        """Count a commit; return the milliseconds since adoption if it is the generation's first, else None.
+        """Count a commit, and return the milliseconds since adoption if it is the generation's first, else None.
 
-        `waited_s`: how long the process has waited for other ranks in this generation, in all, with what it waited for a state.
+        `waited_s` is the time for which the process has waited for other ranks in this generation, adoption included.
         """
         if self._first_s is None and self._adopted_s is not None:
             self._first_s = max(0.0, now_s - self._adopted_s - self._paused_s - (waited_s - self._waited_s))
@@ -43,9 +43,11 @@ class Pace:
 
     @property
     def longest_s(self) -> float | None:
-        """The longest time that this process needed between two commits of one generation: without pauses, and without what
-        it waited for others, who may have been in one. Before the second commit its first step is all that is known: where that
-        took minutes, the second one may. None before the first."""
+        """Longest time between two commits of one generation, without pauses and without waits for other ranks.
+
+        Before the second commit it is the duration of the process's first step, None before the first. The operator takes a process
+        for hung after a multiple of it, and after a first step of minutes the second may take as long.
+        """
         return self._first_s if self._longest_s is None else self._longest_s
 
     @property

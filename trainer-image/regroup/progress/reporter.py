@@ -1,6 +1,6 @@
-"""What a session tells the agent after each commit: how far it is, how fast, and how much of it was done twice.
+"""Reports each commit to the agent: progress, speed, and the number of steps that were redone.
 
-Owns the figures that are not part of the training state. In plain `python` it tells nobody.
+Owns the figures that are not part of the training state. In plain `python` nothing is reported.
 """
 
 import math
@@ -19,11 +19,11 @@ from .pace import Pace
 
 
 class Attempts:
-    """Counts the steps that a new generation does again: those that were begun before, up to the one in flight. Pure."""
+    """Counts the steps that a generation redoes: those that had begun before it, with the one in flight. Pure."""
 
     def __init__(self) -> None:
         self.redone = 0
-        """Of the current generation."""
+        """Steps that the current generation redoes."""
         self._newest = -1
         self._continues = False
 
@@ -31,40 +31,41 @@ class Attempts:
         self.redone, self._continues = 0, True
 
     def begin(self, index: int) -> None:
-        """A step is begun; the first one says where the generation continues."""
+        """Note the begin of a step. The generation continues at its first one, which decides how many are redone."""
         if self._continues:
             self.redone, self._continues = max(0, self._newest - index + 1), False
         self._newest = max(self._newest, index)
 
     def told(self, index: int) -> None:
-        """The generation's first commit, of this step, was reported: what comes after it counts as new."""
+        """Note that the generation's first commit, of this step, was reported. Later steps count as new."""
         self._newest = index
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is after a commit. `step`: number of committed steps."""
+    """The progress of a job after a commit."""
 
     step: int
+    """Number of committed steps."""
     loss: float | None
     reportable: int
-    """Number of steps that all ranks are certain to hold (rule ACK)."""
+    """Number of steps that every rank is certain to have committed (rule ACK)."""
     total: int | None
     """Number of steps that the script asks for."""
     waited_s: float = 0.0
-    """Seconds that were waited for other ranks in this generation, in all."""
+    """Seconds for which this process has waited for other ranks in this generation."""
     empty: bool = False
-    """This rank's share of the step was empty."""
+    """This rank had no microbatch in the step."""
     snapshot_step: int | None = None
-    """Every worker has this step in its memory snapshot."""
+    """Newest step that every worker has in its memory snapshot."""
     times: Sequence[float] = ()
-    """`Laps.sums` of the step."""
+    """Parts of the step's time, `Laps.sums`."""
     noise_scale: float | None = None
-    """As far as it is known."""
+    """Gradient noise scale; None: it is not measured, or not known yet."""
 
 
 class Reporter:
-    """One job's reports. Steps are numbers of committed steps, unless they are called index."""
+    """The reports of one job. A `step` is a number of committed steps, an `index` counts steps from 0."""
 
     def __init__(self, watcher: Watcher | None, plan: SamplePlan, durable: Durable, memory: Memory) -> None:
         self._watcher, self._plan, self._durable, self._memory = watcher, plan, durable, memory
@@ -74,26 +75,26 @@ class Reporter:
         self._generation = 0
         self._noise_scale: float | None = None
         self._printed: set[str] = set()
-        """Kinds of copies of which it was printed that they come late."""
+        """Kinds of copies whose lateness was printed: "checkpoint", "snapshot"."""
         self._last: local.Committed | None = None
-        """What was said last."""
+        """Last report of a commit."""
 
     def begin_generation(self, generation: int, adopted_s: float, waited_s: float = 0.0) -> None:
-        """Adoption was complete at `adopted_s`, monotonic seconds, in which `waited_s` were waited for other ranks."""
+        """Begin a generation whose adoption was complete at `adopted_s`, in monotonic seconds, of which `waited_s` were waits."""
         self._generation = generation
         self._attempts.begin_generation()
         self._pace.begin_generation(adopted_s, waited_s)
         self._smoothed.begin_generation()
 
     def paused(self, duration_s: float) -> None:
-        """A pause that the script asked for is over."""
+        """Leave a pause of the script, which is over, out of the duration of a step."""
         self._pace.paused(duration_s)
 
     def begin_step(self, index: int) -> None:
         self._attempts.begin(index)
 
     def committed(self, progress: Progress) -> None:
-        """Report a step that was committed."""
+        """Report a committed step to the agent."""
         if self._watcher is None:
             return
         self._noise_scale = progress.noise_scale
@@ -107,20 +108,20 @@ class Reporter:
         self._attempts.told(progress.step - 1)
 
     def finished(self, step: int, loss: float | None) -> None:
-        """The last step is committed on all ranks. Its loss is said again: a step without one had a loss that is no number."""
+        """Report that all ranks have committed the last step, and report its loss again if it is known."""
         self._send(Progress(step, loss, reportable=step, total=step))
         if self._watcher is not None:
             self._watcher.send(local.FinishedLocally(self._generation, step))
 
     def say_late(self) -> None:
-        """Print once for each kind of copy that it comes less often than was asked for. Called by rank 0, after a commit."""
+        """Print once for each kind of copy that it comes later than the spec asks for. Rank 0 calls this after a commit."""
         for kind, sentence in (("checkpoint", self._durable.late()), ("snapshot", self._memory.late)):
             if sentence and kind not in self._printed:
                 self._printed.add(kind)
                 print(sentence, flush=True)
 
     def saved(self) -> None:
-        """A checkpoint was written, or not, after the last step of this process: no further commit will say so."""
+        """Report the checkpoint that was tried after this process's last step, since no further commit will carry it."""
         last = self._last
         if self._watcher is None or last is None or last.generation != self._generation:
             return
@@ -131,7 +132,7 @@ class Reporter:
     def _send(self, progress: Progress, first_step_ms: float | None = None, steps_redone: int = 0) -> None:
         if self._watcher is None:
             return
-        # What only the first commit of a generation says must not be replaced by the next one's report.
+        # The next report must not replace that of a generation's first commit, which alone has the steps redone.
         send = (
             self._watcher.send_soon if first_step_ms is None and progress.step != progress.total else self._watcher.send
         )
