@@ -39,7 +39,8 @@ class Goodput:
     again: int
     """Steps that were committed again in the window, or were lost at its end: this work is not in the goodput."""
     goodput: float
-    """Share of the time that went into steps that stayed, 1 in the ideal. A step counts with the share of its batch that was trained on."""
+    """Share of the time that went into steps that stayed, 1 in the ideal. A step of fewer ranks may have left samples out; it
+    counts with the share of its batch that was trained on."""
     steps: float
     """The same with each step counted as whole."""
 
