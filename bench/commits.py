@@ -1,7 +1,8 @@
-"""The log by which a benchmark sees training from outside: one file a process, one line a committed step.
+"""The log of committed steps, by which a benchmark observes training: one file a process, one line a commit.
 
-Written by the trained processes (standard library only, so that it costs no import time), read by `trials`. An *epoch* is
-what changes when the group is formed anew: Regroup's generation, torchft's quorum number, torchrun's restart count.
+The trained processes write the log, with the standard library only, so that it costs no import time. `trials` reads it.
+An *epoch* changes whenever the group is formed anew: it is Regroup's generation, torchft's quorum number, or torchrun's
+restart count.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from pathlib import Path
 BENCH_LOG = "BENCH_LOG"
 """Environment name: the directory of the log."""
 BENCH_STEP_S = "BENCH_STEP_S"
-"""Environment name: seconds added to each step. It stands for the work of a real step, and leaves the cores some air."""
+"""Environment name: seconds added to each step. They stand for the work of a real step, and leave the cores idle time."""
 BENCH_SAMPLE_S = "BENCH_SAMPLE_S"
 """Environment name: seconds added for each sample that a rank computes, so that a step takes longer with fewer ranks."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One rank's optimizer has stepped. `t_s` is wall clock, comparable between processes of one machine."""
+    """A step of one rank's optimizer. `t_s` is wall clock, comparable between processes of one machine."""
 
     t_s: float
     rank: int
@@ -32,19 +33,19 @@ class Commit:
     step: int
     epoch: int
     world: int
-    """How many ranks' samples are in the step."""
+    """Number of ranks whose samples are in the step."""
 
 
 @dataclass(frozen=True)
 class Imports:
-    """A process has done its imports: `imports_s` after it was started."""
+    """The end of a process's imports, `imports_s` after the process was started."""
 
     pid: int
     imports_s: float
 
 
 class CommitLog:
-    """The writing end, one in each trained process. Does nothing when BENCH_LOG is not set."""
+    """Writes the log. Each trained process has one. It writes nothing if BENCH_LOG is not set."""
 
     def __init__(self) -> None:
         directory = os.environ.get(BENCH_LOG)
@@ -54,11 +55,11 @@ class CommitLog:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def imported(self) -> None:
-        """Call at the end of the imports."""
+        """Write that the process has done its imports. Called once, at their end."""
         self._write({"pid": os.getpid(), "imports_s": process_age_s()})
 
     def committed(self, *, rank: int, step: int, epoch: int, world: int) -> None:
-        """Call right after each commit."""
+        """Write a commit. Called right after it."""
         record = {"t": time.time(), "rank": rank, "pid": os.getpid(), "step": step, "epoch": epoch, "world": world}
         self._write(record)
 
@@ -68,7 +69,7 @@ class CommitLog:
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process was started (forked, that is), to the kernel's 10 ms."""
+    """Return the seconds since this process was forked, to the kernel's 10 ms."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
@@ -76,16 +77,15 @@ def process_age_s() -> float:
 
 @dataclass
 class LogReader:
-    """The reading end: keeps what was read, and reads only what is new."""
+    """Reads the log. It keeps the commits that it has read, so that `poll` reads only new lines."""
 
     directory: Path
     commits: list[Commit] = field(default_factory=list)
-    imports: dict[int, Imports] = field(default_factory=dict)
-    """By process id."""
+    imports: dict[int, Imports] = field(default_factory=dict)  # process id -> its imports
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def poll(self) -> None:
-        """Read what was written since the last call."""
+        """Read the lines that were written since the last call."""
         for path in self.directory.glob("*.jsonl"):
             offset = self._offsets.get(path, 0)
             with path.open("rb") as file:
@@ -105,7 +105,7 @@ class LogReader:
         self.commits.append(Commit(record["t"], rank, pid, step, epoch, int(record["world"])))
 
     def forget(self, before_epoch: int) -> None:
-        """Drop the commits of older epochs: they are decided."""
+        """Drop the commits of epochs before this one. Their trials are over."""
         self.commits = [commit for commit in self.commits if commit.epoch >= before_epoch]
 
 
@@ -138,7 +138,7 @@ def full_after(commits: Iterable[Commit], epoch: int, *, ranks: int) -> Commit |
 
 
 def is_whole_again(commits: Iterable[Commit], epoch: int, *, ranks: int) -> bool:
-    """Return whether that commit is there, and so many processes have committed since then that all are known."""
+    """Return whether all ranks have committed together after `epoch`, and the log has a commit of each since then."""
     seen = list(commits)
     full = full_after(seen, epoch, ranks=ranks)
     return full is not None and len({commit.pid for commit in seen if commit.epoch >= full.epoch}) >= ranks

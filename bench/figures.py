@@ -1,4 +1,4 @@
-"""What the benchmarks' figures share: they come out the same from the same figures, and name the command that draws them."""
+"""Style of the benchmarks' figures. Equal data gives the same file, and the file names the command that draws it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 OURS = "#2a6f97"
-FAINT = "#66727a"
-"""Of notes beside bars."""
+FAINT = "#66727a"  # of the notes beside the bars
 
 
 def blank(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches. Its white ground keeps it readable on a dark page."""
+    """Return an empty figure of this size in inches. Its white ground keeps it readable on a dark page."""
     mpl.rcParams["svg.hashsalt"] = "regroup"  # the same file from the same figures
     mpl.rcParams["svg.fonttype"] = "none"  # text stays text
     mpl.rcParams["font.size"] = 9
@@ -22,7 +21,7 @@ def blank(width: float, height: float) -> Figure:
 
 
 def bare(axes: Axes) -> None:
-    """Take the frame's upper and right line away."""
+    """Remove the upper and the right line of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 

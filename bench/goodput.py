@@ -1,35 +1,41 @@
-"""`make bench-goodput`: the share of the time that goes into steps that stay, while ranks are killed, beside torchrun and torchft.
+"""`make bench-goodput`: the share of time that goes into steps that stay, while ranks are killed, beside torchrun and torchft.
 
-Regroup (a session), torchft (tuned) and torchrun train the same tiny model with four local processes, one system after the
-other, each once for each `--every`. A run first trains undisturbed for 10 s. Then one random rank gets a SIGKILL every so many
-seconds, for `--seconds`; the same seed draws the same ranks for each system. Kills do not wait for a recovery. A kill that finds
-no process training is skipped and counted, which is in favour of the system that recovers slowly.
+Regroup (a session), torchft (tuned) and torchrun train the same tiny model with four local processes. The systems run
+one after the other, each once for each `--every`. A run first trains undisturbed for 10 s. Then one random rank gets a
+SIGKILL every so many seconds, for `--seconds`. The same seed draws the same ranks for each system. Kills do not wait
+for a recovery. If no process trains, the kill is skipped and counted, which is in favour of the system that recovers
+slowly.
 
     goodput = steps that stayed x mean time of a step of all ranks / length of the window of kills
 
-- This is goodput as it is usually defined: time spent computing useful new steps over elapsed time (DLRover's README). A useful
-  step counts with the time that the same system takes for it with all ranks, in the same run. So time without a step, steps that
-  are made again, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in each step does
-  not; `bench.overhead` measures that. Nor do slow steps of all ranks, for example the first ones of new processes, which is in
-  favour of a system that starts many. The undisturbed 10 s stand beside it, by the same formula.
-- A step *stayed* if it was committed for the first time in the window, and the state at the window's end contains it. After the
-  last kill the run goes on until the next commit, because that commit shows from which step the system went on.
-- Each sample of a step costs simulated work, so that fewer ranks take longer for the same batch. torchft's survivors leave out
-  the missing rank's samples instead, so such a step counts with the share of its batch that was trained on. `steps` counts it
-  as whole, and may be above 1, because three ranks disturb each other less than four do.
-- torchrun's script writes a checkpoint after each step, as in `bench.recovery`. That is in favour of torchrun: no committed step
-  is lost, and a checkpoint of this model takes no time. With rarer checkpoints the steps since the last one are lost, too.
+- This is goodput as it is usually defined: time spent computing useful new steps over elapsed time (DLRover's README).
+  A useful step counts with the time that the same system takes for it with all ranks, in the same run. So time without
+  a step, repeated steps, and steps that are slower for lack of a rank all lower the goodput. A system's own overhead in
+  each step does not; `bench.overhead` measures that. Slow steps of all ranks do not lower it either. The first steps of
+  new processes are slow, which is in favour of a system that starts many. The JSON file also has the goodput of the
+  undisturbed 10 s, by the same formula.
+- A step *stayed* if it was committed for the first time in the window, and the state at the window's end contains it.
+  After the last kill the run goes on until the next commit, because that commit shows from which step the system went
+  on.
+- Each sample of a step costs simulated work. So fewer ranks take longer for the same batch. torchft's survivors leave
+  out the missing rank's samples instead. Such a step counts with the share of its batch that was trained on. `steps`
+  counts it as a whole step.
+- torchrun's script writes a checkpoint after each step, as in `bench.recovery`. That is in favour of torchrun: no
+  committed step is lost, and a checkpoint of this model takes no time. With rarer checkpoints the steps since the last
+  one are lost.
 
-Writes bench/out/goodput.json: `regroup`, `torchft_tuned` (only with torchft) and `torchrun`, each with `title`, `lost` (what else
-a kill costs), torchft's `settings` in milliseconds, and `every`: by the seconds between two kills
+The file bench/out/goodput.json has `regroup`, `torchft_tuned` (only with torchft) and `torchrun`. Each has `title`,
+`lost` (other costs of a kill), torchft's `settings` in milliseconds, and `every`. This maps the seconds between two
+kills to
 
 - `goodput`, `steps`, `undisturbed`: shares, 1 in the ideal;
 - `step_s`: mean of the steps of all ranks; `seconds`: length of the window;
-- `stayed`: steps; `partial`: of them, those of fewer than all ranks; `again`: steps that were made again or lost;
-- `kills`, `skipped`: kills, and times that no process was there to be killed.
+- `stayed`: steps; `partial`: steps among them that fewer than all ranks made; `again`: steps that were repeated or
+  lost;
+- `kills`, `skipped`: kills, and times at which no process could be killed.
 
-`setup` says when and on what, with the machine's load average. `--figure FILE` draws this file and bench/out/recovery.json into an
-SVG, and measures nothing.
+`setup` has the date, the machine and its load average. `--figure FILE` measures nothing: it draws this file and
+bench/out/recovery.json into an SVG.
 """
 
 from __future__ import annotations
@@ -67,8 +73,7 @@ from bench.trials import DEADLINE_S, BenchError, Run, running
 SECONDS = 180.0
 EVERY_S = (10.0, 60.0)
 CALM_S = 10.0
-SAMPLE_S = 0.005 * RANKS / GLOBAL_BATCH
-"""With all ranks each step has 5 ms of simulated work."""
+SAMPLE_S = 0.005 * RANKS / GLOBAL_BATCH  # with all ranks each step has 5 ms of simulated work
 JSON = OUT / "goodput.json"
 
 

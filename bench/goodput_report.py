@@ -1,4 +1,4 @@
-"""From the commits of a disturbed run to its goodput, its table and its JSON file; `bench.goodput` explains the formula. Pure."""
+"""Computes goodput, table and JSON file from the commits of a disturbed run. `bench.goodput` has the formula. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What a window's time went into."""
+    """The steps and the goodput of a window."""
 
     stayed: int
     """Steps whose first commit is in the window, and that still stand at its end."""
     partial: int
-    """Of them, those that fewer than all ranks committed."""
+    """Steps in `stayed` that fewer than all ranks committed."""
     again: int
     """Steps that were committed again in the window, or were lost at its end: this work is not in the goodput."""
     goodput: float
@@ -46,15 +46,15 @@ class Goodput:
 
 
 def fault_times(seconds: float, every_s: float) -> list[float]:
-    """Return the seconds from the window's begin to each kill: one in the middle of each whole `every_s`."""
+    """Return the seconds from the window's begin to each kill. Each whole `every_s` has one in its middle."""
     return [every_s * (number + 0.5) for number in range(int(seconds / every_s))]
 
 
 def victim(commits: Sequence[Commit], living: set[int], draw: float) -> Commit | None:
     """Return the newest commit of the process to be killed, or None if no process that trains is alive.
 
-    The candidates are the processes that committed in the newest epoch and live, in the order of their ranks; `draw`, in [0, 1),
-    picks one of them.
+    The candidates are the living processes that committed in the newest epoch, in the order of their ranks. `draw`, in
+    [0, 1), picks one of them.
     """
     newest = max((commit.epoch for commit in commits), default=0)
     last = {commit.pid: commit for commit in commits if commit.epoch == newest and commit.pid in living}
@@ -63,11 +63,11 @@ def victim(commits: Sequence[Commit], living: set[int], draw: float) -> Commit |
 
 
 def standing(commits: Iterable[Commit], end_s: float) -> dict[int, Commit]:
-    """Return by step number the first commit of each step that stands at `end_s`.
+    """Map the number of each step that stands at `end_s` to its first commit.
 
-    An epoch continues from some state: its earliest commit has the number of the first step that it made. Commits of older
-    epochs with this number or a higher one are void, since that state does not contain them. `commits` may go on after `end_s`:
-    what they say about the epoch in which the training went on counts, the steps themselves do not.
+    An epoch continues from some state: its earliest commit has the number of the first step that it made. Commits of
+    older epochs with this number or a higher one are void, since that state does not contain them. `commits` may go on
+    after `end_s`: later commits show which steps are void, but their own steps do not count.
     """
     first: dict[int, Commit] = {}
     by_time = sorted(commits, key=lambda commit: commit.t_s)
@@ -100,8 +100,9 @@ def mean_step_s(commits: Iterable[Commit], window: Window, *, ranks: int) -> flo
 def goodput(commits: Sequence[Commit], window: Window, *, step_s: float, ranks: int, keeps_batch: bool) -> Goodput:
     """Return the goodput of a window.
 
-    `commits`: all of the run, those before the window, too, and until a step after the last fault. `step_s`: mean time of a
-    step of all ranks. `keeps_batch`: False if a step of fewer than all ranks leaves out the samples of the missing ones.
+    `commits` has all commits of the run: also those before the window, and those up to a step after the last fault.
+    `step_s` is the mean time of a step of all ranks. `keeps_batch` is False if a step of fewer than all ranks leaves
+    out the samples of the missing ones.
     """
     before = max((commit.step for commit in commits if commit.t_s < window.begin_s), default=0)
     stayed = [commit for step, commit in standing(commits, window.end_s).items() if step > before]
@@ -165,7 +166,7 @@ def _figures(run: Disturbed) -> dict[str, float]:
 
 
 def tables(found: Mapping[str, Any]) -> Group:
-    """Return what is printed: a table of at most 80 columns, and a line on what else the kills cost each peer."""
+    """Return what is printed: a table of at most 80 columns, and for each peer a line on the other costs of the kills."""
     setup = found["setup"]
     title = f"Goodput while one of {setup['ranks']} ranks gets a SIGKILL every so often"
     table = Table(title=title, box=box.SIMPLE, collapse_padding=True, pad_edge=False)

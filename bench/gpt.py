@@ -1,4 +1,4 @@
-"""A small GPT for benchmarks: enough of one that matrix products take the time, small enough for two cores."""
+"""A small GPT for benchmarks. Its time goes into matrix products, and two cores can train it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """query, key, value, and what is returned: [batch, heads, length, size]."""
+    """Return causal attention. query, key, value and the result: [batch, heads, length, size]."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -36,7 +36,7 @@ class Block(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [batch, length, width]."""
+        """Return [batch, length, width] for x: [batch, length, width]."""
         batch, length, _ = x.shape
         heads = self.qkv(self.before_attention(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -64,7 +64,8 @@ class GPT(torch.nn.Module):
 
 
 class First(torch.nn.Module):
-    """Tokens [batch, length] -> [batch, length, width]: what comes before the blocks, where they are a row of modules."""
+    """The embedding in front of the blocks, for a model that is a row of modules. Tokens [batch, length] -> [batch,
+    length, width]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +76,6 @@ class First(torch.nn.Module):
 
 
 def row() -> list[torch.nn.Module]:
-    """Return the same model as a row of modules. Its last matrix is its own, since a pipeline has the first one elsewhere."""
+    """Return the same model as a row of modules. It has an output matrix of its own: in a pipeline another rank has the first."""
     last = torch.nn.Sequential(torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, VOCABULARY, bias=False))
     return [First(), *(Block() for _ in range(LAYERS)), last]

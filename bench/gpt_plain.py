@@ -1,9 +1,10 @@
-"""A plain loop that trains GPT-2, in one file and without Regroup: what the speed of `regroup.train` is compared with.
+"""A plain loop that trains GPT-2, in one file and without Regroup. The speed of `regroup.train` is compared with it.
 
     python -m bench.gpt_plain --vocab 50257 --microbatch 16 --steps 5 --device cuda
 
-Prints one line of JSON; `bench.gpt_train` prints the same for the library's loop with the same sizes. AdamW, clipping and
-gradient accumulation are those of nanoGPT's train.py. Its best is a vocabulary that is padded by hand: --vocab 50304.
+It prints one line of JSON; `bench.gpt_train` prints the same for the library's loop with the same sizes. AdamW,
+clipping and gradient accumulation are those of nanoGPT's train.py. It is fastest with a vocabulary that is padded by
+hand: --vocab 50304.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 SIZES = {"gpt2": (12, 12, 768), "tiny": (4, 4, 128)}
-"""Layers, heads and width: those of `task.size`."""
+"""`task.size` -> layers, heads and width."""
 REGIONS = ("whole", "parts", "blocks", "none")
-"""What torch.compile is given: model and loss as one; each block, and the output layer with the loss; each block; nothing."""
+"""The regions that torch.compile compiles:
+
+- `whole`: model and loss together;
+- `parts`: each block, and the output layer with the loss;
+- `blocks`: each block;
+- `none`: nothing.
+"""
 
 
 class Block(nn.Module):
@@ -70,13 +77,13 @@ class GPT(nn.Module):
         return self.loss(hidden, targets)
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of what the last block returns."""
+        """Return the mean loss for the last block's output."""
         scores = F.linear(self.norm(hidden), self.tokens.weight)
         return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 def recomputed(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a block's forward that backward computes again."""
+    """Return a forward that keeps no activations: backward computes the block again."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(checkpoint(forward, x, use_reentrant=False))
@@ -140,13 +147,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sizes(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what a line has of the arguments."""
+    """Return the arguments that are in the line of JSON."""
     names = ("size", "vocab", "length", "batch", "microbatch", "precision", "activation_checkpointing", "device")
     return {name: getattr(args, name) for name in names}
 
 
 def speed(args: argparse.Namespace, ends_s: Sequence[float]) -> dict[str, float]:
-    """Return tokens a second of the median step after the first, and seconds. `ends_s`: of each step, and the beginning before."""
+    """Return the speed in the median step after the first, and the times of both.
+
+    `ends_s` has the time at which training began, and the end of each step.
+    """
     first_s, *steps_s = (after - before for before, after in itertools.pairwise(ends_s))
     step_s = statistics.median(steps_s)
     tokens = args.batch // args.microbatch * args.microbatch * args.length

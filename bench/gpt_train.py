@@ -1,9 +1,9 @@
-"""The library's loop with the sizes of `bench.gpt_plain`: the same line of JSON for `regroup.train`.
+"""`regroup.train` with the sizes of `bench.gpt_plain`. It prints the same line of JSON.
 
     python -m bench.gpt_train --vocab 50257 --microbatch 16 --steps 5 --device cuda
 
-It trains manifests/samples/train/gpt2.yaml in a process of its own, on random tokens. A step's time is that between two printed
-lines, so what the loop does between steps counts as well.
+It trains manifests/samples/train/gpt2.yaml in a process of its own, on random tokens. The time of a step is the time
+between two printed lines, so the loop's work between steps counts as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STEP = re.compile(r"step \d+  loss (\d+\.\d+)")
 
 
 def changes(args: argparse.Namespace, corpus: Path) -> list[str]:
-    """Return how the sample configuration is changed. Pure."""
+    """Return the changes of the sample configuration, as `--set` takes them. Pure."""
     return [
         f"task.size={args.size}",
         f"task.length={args.length}",
@@ -49,14 +49,14 @@ def changes(args: argparse.Namespace, corpus: Path) -> list[str]:
 
 
 def write_corpus(path: Path, args: argparse.Namespace) -> None:
-    """Write random tokens: a step's samples, and those that are held out."""
+    """Write random tokens, enough for the samples of a step and of the evaluation."""
     count = (args.batch + 64) * args.length + 1
     drawn = np.random.default_rng(0).integers(0, min(args.vocab, 256), count, dtype=np.uint16)
     tokens.write(path, [drawn], vocabulary=args.vocab)
 
 
 def read(lines: Iterable[str], now_s: Any = time.perf_counter) -> tuple[list[float], float, list[str]]:
-    """Return when each step's line came, the last loss, and all lines."""
+    """Return the time at which each step's line came, the last loss, and all lines."""
     ends_s, loss, all_ = [now_s()], float("nan"), []
     for line in lines:
         all_.append(line)
@@ -67,7 +67,7 @@ def read(lines: Iterable[str], now_s: Any = time.perf_counter) -> tuple[list[flo
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Train and return what was measured. Raises SystemExit with the loop's own words where it does not train."""
+    """Train and return what was measured. Raises SystemExit with the loop's last lines if it fails."""
     with tempfile.TemporaryDirectory(prefix="gpt-train-") as directory:
         corpus = Path(directory) / "tokens"
         write_corpus(corpus, args)

@@ -1,4 +1,4 @@
-"""Find a benchmark's processes, which carry its mark in their environment, and end those that are left behind, and no others."""
+"""Finds and ends the processes of a benchmark, by a mark in their environment. No other process is touched."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from harness.polling import within
 
 GONE_S = 10.0
-"""How long killed processes may take to end: one in the middle of a call of a GPU's driver takes its time."""
+"""Time in which killed processes have to end. A process inside a call of a GPU's driver takes some seconds."""
 
 
 def end_leftovers(name: str, value: str) -> bool:
-    """Kill the processes whose environment says NAME=VALUE, by their ids; those that they start meanwhile, too.
+    """Kill all processes that have NAME=VALUE in their environment, also those that they start meanwhile.
 
-    Returns whether all of them have ended. The caller itself, and whoever it may not look at, are left alone.
+    Return whether all of them have ended. The caller, and processes of other users, are left alone.
     """
 
     def all_gone() -> bool:
@@ -31,7 +31,7 @@ def end_leftovers(name: str, value: str) -> bool:
 
 
 def marked(name: str, value: str) -> list[int]:
-    """Return the ids of the living processes whose environment says NAME=VALUE, without the caller's."""
+    """Return the ids of the living processes that have NAME=VALUE in their environment, without the caller's."""
     mark = f"{name}={value}".encode()
     return [pid for pid in _pids() if _has(pid, mark)]
 
@@ -43,7 +43,7 @@ def _pids() -> list[int]:
 
 
 def _has(pid: int, mark: bytes) -> bool:
-    """Return whether a process has the mark. One that has ended and waits for its parent has no environment any more."""
+    """Return whether a process has the mark. A zombie has no environment."""
     try:
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has just ended, or is not ours

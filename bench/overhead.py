@@ -1,10 +1,14 @@
-"""`make bench-overhead`: what a step of the session costs beside the same step without it, in one run, alternating.
+"""`make bench-overhead`: the cost of a step of the session beside the same step without it, in one run, alternating.
 
-`tiny` and `gpt`: two ranks, beside torch's DistributedDataParallel in the same two processes. `alone`: the tiny model in plain
-`python`, beside the training loop without anything. `noise`: the tiny model at two ranks, beside the same session that does not
-measure the gradient noise scale. Everything that the session does in a step is on: comparison of parameters, progress, the digest
-of samples. Writes bench/out/overhead.json: `tiny` and `gpt` (each `ours_ms`, `ddp_ms`), `alone` (`ours_ms`, `plain_ms`) and `noise`
-(`ours_ms`, `without_ms`), medians over blocks, the ratio of each pair of neighbouring blocks, CPU time, and the setup.
+The cases:
+
+- `tiny` and `gpt`: two ranks, beside torch's DistributedDataParallel in the same two processes.
+- `alone`: the tiny model in plain `python`, beside the bare training loop.
+- `noise`: the tiny model at two ranks, beside the same session without the gradient noise scale.
+
+Everything that the session does in a step is on: comparison of parameters, progress, the digest of samples. The file
+bench/out/overhead.json has for each case the medians over blocks: `ours_ms`, and `ddp_ms`, `plain_ms` or `without_ms`.
+It also has the ratio of each pair of neighbouring blocks, CPU time, and the setup.
 """
 
 from __future__ import annotations
@@ -36,13 +40,12 @@ TIMEOUT_S = 900.0
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. `other`: what the file calls what the session is compared with."""
+    """One comparison. `other` is the name of the other side in the JSON file."""
 
     name: str
     model: str
     ranks: int
-    steps: int
-    """In a block: about a second of work."""
+    steps: int  # in a block: about a second of work
     other: str
 
 
@@ -64,8 +67,8 @@ def run(
 ) -> list[dict[str, Any]]:
     """Run one case and return its blocks, in their order. Raises BenchError.
 
-    `environment`: what the processes inherit, BENCH_DEVICE among it; None: this process's, and they compute on CPUs. `out`:
-    directory of the log.
+    The processes inherit `environment`, with BENCH_DEVICE in it. None means the environment of this process, and CPUs.
+    `out` is the directory of the log.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         blocks_file = Path(directory) / "blocks.jsonl"
@@ -101,7 +104,7 @@ def run(
 
 
 def summary(case: Case, blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a case's part of the JSON file. Pure. Each block of ours is compared with the plain one just before it."""
+    """Return a case's part of the JSON file. Each block of the session is compared with the plain one before it. Pure."""
     ours = [block for block in blocks if block["kind"] == "ours"]
     plain = [block for block in blocks if block["kind"] == "plain"][: len(ours)]
     ratios = sorted(mine["ms"] / other["ms"] for mine, other in zip(ours, plain))
@@ -121,7 +124,7 @@ def summary(case: Case, blocks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def setup() -> dict[str, Any]:
-    """Return when and on what a case was measured."""
+    """Return the date, the versions and the number of CPUs of a measurement."""
     import torch  # here: what measures needs none of it
 
     return {

@@ -1,9 +1,9 @@
-"""What `bench.overhead` runs: steps of a session and steps of a plain loop, in turn, in the same processes.
+"""The script of `bench.overhead`: steps of a session and of a plain loop take turns in the same processes.
 
-Under `regroup run` the plain loop is DistributedDataParallel over a group of torch's own, gloo, or NCCL where BENCH_DEVICE is
-cuda; in plain `python` it is the training loop without anything. With the model `noise` it is the session itself, which leaves
-the noise scale out. All have the same model, data, batch and optimizer. Blocks alternate, so that whatever else the machine does
-meets both. Rank 0 writes one line of JSON a block to BENCH_OUT.
+Under `regroup run` the plain loop is DistributedDataParallel over a process group of its own. The backend is gloo, or
+NCCL if BENCH_DEVICE is cuda. In plain `python` it is the bare training loop. With the model `noise` the other side is a
+session without the noise scale. Both sides have the same model, data, batch and optimizer. Blocks alternate, so that
+other load on the machine meets both. Rank 0 writes one line of JSON a block to BENCH_OUT.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ out = Path(os.environ["BENCH_OUT"])
 
 
 def plain_loop() -> Callable[[int], None]:
-    """Return what makes steps of the other kind, beginning with the one of this number."""
+    """Return a function that makes a block of plain steps, the first of which has the number that it is given."""
     rank, runs = job.rank, plain
     if world_size > 1:
         store = dist.FileStore(str(out.with_suffix(".store")), world_size)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The systems that `bench.recovery` and `bench.goodput` compare: the command that starts each of them, and the machine they run on.
+"""The systems that `bench.recovery` and `bench.goodput` compare: the commands that start them, and their machine.
 
 All of them train `bench.tiny` with four local processes. `bench.trials` runs the commands.
 """
@@ -21,28 +21,31 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 OUT = REPOSITORY / "bench" / "out"
 RANKS = 4
 STEADY_STEPS = 50
-"""After so many steps of every rank in one epoch a system is measured."""
+"""Steps that every rank makes in one epoch before a system is measured."""
 OURS = "regroup"
 TUNED = "torchft_tuned"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What is measured. `key` names it in the JSON file, `title` in the table."""
+    """A system that is measured. `key` names it in the JSON file, `title` in the table."""
 
     key: str
     title: str
     command: Sequence[str]
     environment: Mapping[str, str]
     lost: str
-    """What a kill costs beside what is measured, in a few words."""
+    """Other costs of a kill, which the times do not show, in a few words."""
     settings: Mapping[str, int] | None = None
     keeps_batch: bool = True
-    """Whether a step of fewer ranks trains on all samples of its batch. If not, the missing ranks' samples are left out."""
+    """False: a step of fewer ranks leaves out the samples of the missing ranks."""
 
 
 def regroup(common: Mapping[str, str]) -> Peer:
-    """Elastic, so that the survivors go on at once; every rank is killed more often than the default limit allows."""
+    """Return Regroup as a peer.
+
+    The job is elastic, so that the survivors go on at once. Its limit of restarts is far above the number of kills.
+    """
     run = [sys.executable, "-m", "regroup_cli", "run", "--workers", str(RANKS), "--min", "1", "--max", str(RANKS)]
     return Peer(
         OURS,
@@ -67,7 +70,7 @@ def torchrun(common: Mapping[str, str]) -> Peer:
 
 
 def torchft(common: Mapping[str, str]) -> list[Peer]:
-    """Raises BenchError if torchft cannot be installed."""
+    """Return torchft as two peers, with default and with tuned settings. Raises BenchError if it cannot be installed."""
     site = torchft_peer.install()
     return [
         Peer(
@@ -88,10 +91,10 @@ def torchft(common: Mapping[str, str]) -> list[Peer]:
 
 
 def environment(work: Mapping[str, float]) -> dict[str, str]:
-    """Return what all peers inherit. `work`: seconds by name, of those that `bench.tiny.Work` reads.
+    """Return the environment of all peers. `work` maps variables of `bench.tiny.Work` to seconds.
 
-    The last variable makes torchrun use a fresh store for each restart. Without it, torch 2.13 keeps the store, restarted
-    gloo ranks read the dead ones' addresses in it, and the job never steps again (pytorch issue 135712).
+    The last variable makes torchrun use a fresh store for each restart. Without it torch 2.13 keeps the store.
+    Restarted gloo ranks then read the dead ones' addresses in it, and the job never steps again (pytorch issue 135712).
     """
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, **{name: str(seconds) for name, seconds in work.items()}}
@@ -99,7 +102,7 @@ def environment(work: Mapping[str, float]) -> dict[str, str]:
 
 
 def setup(load_before: float) -> dict[str, object]:
-    """Return when and on what the peers ran. `load_before`: the machine's load average before they did."""
+    """Return the date, the machine and its load averages. `load_before` was read before the peers ran."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),

@@ -1,10 +1,13 @@
-"""`make bench-quotas`: what shares that follow the speed of ranks give where one of four ranks takes twice as long.
+"""`make bench-quotas`: the gain of shares that follow the speed of ranks, if one of four ranks takes twice as long.
 
-A job of 28 microbatches under `regroup run`, with equal shares and with `DataParallel(uneven=True)`. The compute is simulated by
-sleeping for each microbatch, so that two cores can stand for four machines; sums, rows and commits are real. The slow rank
-takes 2 x 7 of 28 units with equal shares and 8 with the best ones, so at most 1.75 times the throughput is there to be gained.
-Writes bench/out/quotas.json: for `equal` and `uneven` the median step time `ms` once the deal has settled and the last `shares`,
-for `uneven` the `changes` of the deal and the step `settled` after the first one, `gain`, and the setup.
+A job of 28 microbatches runs under `regroup run`, with equal shares and with `DataParallel(uneven=True)`. The compute
+is simulated by sleeping for each microbatch, so that two cores can stand for four machines. Sums, rows and commits are
+real. The slow rank takes the time of 14 microbatches with equal shares, and of 8 with the best ones. So the throughput
+can rise to 1.75 times at most.
+
+The file bench/out/quotas.json has for `equal` and `uneven` the median step time `ms` after the deal has settled, and
+the last `shares`. For `uneven` it also has the `changes` of the deal and the step `settled` after the first one. `gain`
+and the setup complete it.
 """
 
 from __future__ import annotations
@@ -27,8 +30,7 @@ from bench.trials import BenchError
 
 SCRIPT = REPOSITORY / "bench" / "quotas_script.py"
 RANKS, MICROBATCHES, SLOWDOWN = 4, 28, 2
-MICROBATCH_S = 0.02
-"""Of a rank that is not slowed."""
+MICROBATCH_S = 0.02  # on a rank that is not slowed
 SETTLE = 30
 """Steps in which a deal may still change; the steps after them are measured."""
 CEILING = 1.75
@@ -37,7 +39,7 @@ KINDS = ("equal", "uneven")
 
 
 def run(kind: str, steps: int) -> list[dict[str, Any]]:
-    """Return rank 0's line for each step: `ms`, and `shares` by rank. Raises BenchError."""
+    """Run a job and return rank 0's line for each step: `ms`, and `shares` by rank. Raises BenchError."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         out = Path(directory) / "steps.jsonl"
         log = OUT / f"quotas-{kind}.log"
@@ -65,7 +67,7 @@ def run(kind: str, steps: int) -> list[dict[str, Any]]:
 
 
 def summary(lines: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return what the JSON file has, from the lines of each kind. Pure."""
+    """Return the content of the JSON file, from the lines of each kind. Pure."""
     found: dict[str, Any] = {}
     for kind, of in lines.items():
         ms = statistics.median(line["ms"] for line in of[SETTLE:])

@@ -1,6 +1,6 @@
-"""What `bench.quotas` runs under `regroup run`: a step of microbatches that take a given time each, on the last rank longer.
+"""The script of `bench.quotas`: microbatches that take a given time each, on the last rank longer.
 
-Rank 0 writes one line of JSON a step to BENCH_OUT.
+It runs under `regroup run`. Rank 0 writes one line of JSON a step to BENCH_OUT.
 """
 
 from __future__ import annotations

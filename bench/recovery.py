@@ -1,25 +1,27 @@
 """`make bench-recovery`: from SIGKILL of a rank to the next committed step, Regroup beside torchft and torchrun, in one run.
 
-All train the same tiny model with four local processes. Each trial kills a random rank once all are steady and waits until all
-four commit together again. Every time is read from the log that the trained processes write. What comes back first:
+All train the same tiny model with four local processes. Each trial kills a random rank once all are steady and waits
+until all four commit together again. Every time is read from the log that the trained processes write. The systems
+recover differently:
 
-- Regroup's survivors keep process and state and go on; it starts the dead process again itself.
-- torchft's survivors keep theirs, too. Starting the dead replica group again is left to a launcher: here the benchmark does it
-  at once. It is measured with its default settings and with the fastest stable ones (`bench.torchft_peer`).
-- torchrun starts every process again. They read the checkpoint of the last step, so all ranks are back at once. Its time is also
-  given without what the new processes spent importing (the longest of them).
+- Regroup's survivors keep process and state and go on. Regroup starts the dead process again itself.
+- torchft's survivors keep theirs, too. A launcher has to restart the dead replica group: the benchmark does it at once.
+  It is measured with its default settings and with the fastest stable ones (`bench.torchft_peer`).
+- torchrun starts every process again. They read the checkpoint of the last step, so all ranks are back at once. The
+  report also gives its time without the longest import of a new process.
 
-Writes bench/out/recovery.json. Times are in seconds; all but the counts are given as `p50` and `p99`:
+The file bench/out/recovery.json has times in seconds, each as `p50` and `p99`:
 
 - `regroup`, `torchrun`, `torchft_default`, `torchft_tuned` (the last two only with torchft), each with
-  - `p50`, `p99` and, equal to them, `survivors`: to the next committed step of anyone. In it also `ranks`: in how many trials
-    that step had how many ranks; `kept`: how many processes lived on; `rolled_back`: how many committed steps were committed again;
-  - `full_size`: to the next committed step of all ranks. In it also `imports`, the time of that which new processes
-    spent importing, and `without_imports`, the rest;
-  - `lost`: what else a kill costs; `settings`: torchft's, in milliseconds.
-- `torchrun_without_imports`, and `torchrun_imports`, which it lacks.
+  - `p50`, `p99` and, equal to them, `survivors`: to the next committed step of any rank. `survivors` also has `ranks`
+    (number of ranks in that step -> trials), `kept` (processes that lived on) and `rolled_back` (steps committed
+    again);
+  - `full_size`: to the next committed step of all ranks. It also has `imports`, the part of that time in which new
+    processes imported, and `without_imports`, the rest;
+  - `lost`: other costs of a kill; `settings`: torchft's, in milliseconds.
+- `torchrun_without_imports`, and `torchrun_imports`, the part that it leaves out.
 - `ratio`, `ratio_without_imports`: torchrun / Regroup. `ratios`: each peer / Regroup, for `survivors` and `full_size`.
-- `trials`: every trial. `setup`: when and on what, with the machine's load average.
+- `trials`: every trial. `setup`: date, machine and load average.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from bench.trials import BenchError, Trial, measure
 
 STEP_S = 0.005
 TRIALS = 10
-"""Of each peer; 20 take ten minutes. With so few, p99 is close to the slowest."""
+"""Kills of each peer. 20 take ten minutes. With so few, p99 is close to the slowest."""
 
 
 def kills(peer: Peer, console: Console, *, trials: int, seed: int) -> list[Trial]:

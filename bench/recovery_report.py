@@ -1,4 +1,4 @@
-"""From the trials of each peer to the table and the JSON file of `bench.recovery`, whose docstring explains the keys. Pure."""
+"""Makes the tables and the JSON file of `bench.recovery` from the trials of each peer. `bench.recovery` has the keys. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERCENTS = (50, 99)
 
 
 def summarize(values: Iterable[float]) -> dict[str, float]:
-    """Return the percentiles as they stand in the JSON file."""
+    """Return the percentiles of some times, in the form of the JSON file."""
     kept = list(values)
     return {f"p{percent}": round(percentile(kept, percent), 4) for percent in PERCENTS}
 
@@ -78,7 +78,7 @@ def result(
 
 
 def tables(found: Mapping[str, Any], peers: Sequence[Peer]) -> Group:
-    """Return what is printed: two tables, and a line on what each peer loses."""
+    """Return what is printed: two tables, and for each peer a line on what a kill costs it."""
     setup = found["setup"]
     ranks = setup["ranks"]
     first = _table("SIGKILL of a rank to the next committed step", "what comes back")

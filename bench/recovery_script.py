@@ -1,4 +1,4 @@
-"""What Regroup trains in `bench.recovery` and `bench.goodput`: `regroup run --workers 4 bench/recovery_script.py`."""
+"""Regroup's script in `bench.recovery` and `bench.goodput`: `regroup run --workers 4 bench/recovery_script.py`."""
 
 from __future__ import annotations
 

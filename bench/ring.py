@@ -1,7 +1,7 @@
-"""The all-reduce of gloo beside the ring that is written out in regroup/parallel/ring.py: seconds for one sum over processes.
+"""Times gloo's all-reduce beside the ring in regroup/parallel/ring.py: seconds for one sum over processes.
 
-Usage: python -m bench.ring [--rounds 20]; prints a table and writes bench/out/ring.json. All processes are on this machine and
-use one thread each, so it is a comparison of two algorithms over the loopback, not of networks.
+Usage: python -m bench.ring [--rounds 20]. It prints a table and writes bench/out/ring.json. All processes are on this
+machine and use one thread each. So the table compares two algorithms over the loopback, not networks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long ranks take to gather a row of each, by the way in which rows go: what adr/0074 compares.
+"""Times the ways in which ranks can gather a row of each. adr/0074 compares them.
 
     python -m bench.rows --ranks 64
 
-Ranks are processes of this machine, forked once torch is imported. Prints one line of JSON: milliseconds of wall time on rank 0,
-and of its CPU time, for each way.
+Ranks are processes of this machine, forked once torch is imported. It prints one line of JSON: for each way the
+milliseconds of wall time and of CPU time on rank 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 _BOUND = timedelta(seconds=300)
 WIDTH = 16
-"""Numbers in a row, as in a step's."""
+"""Numbers in a row, as many as in a row of a step."""
 
 
 class Ways:
@@ -37,11 +37,11 @@ class Ways:
         self.out = torch.empty(ranks, WIDTH, dtype=torch.int64)
 
     def ring(self) -> None:
-        """Gloo's all-gather, as a step does it."""
+        """Gather by gloo's all-gather, as a step does it."""
         dist.all_gather_into_tensor(self.out.view(-1), self._row)
 
     def doubling(self) -> None:
-        """Bruck's algorithm: log2(ranks) exchanges."""
+        """Gather by Bruck's algorithm: log2(ranks) exchanges."""
         rank, ranks, have = self._rank, self._ranks, torch.empty_like(self.out)
         have[0], num = self._row, 1
         while num < ranks:
@@ -56,16 +56,16 @@ class Ways:
         self.out.copy_(torch.roll(have, rank, 0))
 
     def tree(self) -> None:
-        """A gather to rank 0 and a broadcast from it."""
+        """Gather to rank 0 and broadcast from it."""
         dist.gather(self._row, list(self.out) if self._rank == 0 else None, dst=0)
         dist.broadcast(self.out, 0)
 
     def direct(self) -> None:
-        """An all-to-all in which each rank sends its row to each other rank: one hop."""
+        """Exchange all to all: each rank sends its row to each other rank, in one hop."""
         dist.all_to_all_single(self.out, self._row.repeat(self._ranks, 1))
 
     def store(self) -> None:
-        """Each rank writes its row into the store and reads all."""
+        """Write this rank's row into the store and read the rows of all."""
         self._num_stored += 1
         keys = [f"{self._num_stored}/{rank}" for rank in range(self._ranks)]
         self._store.set(keys[self._rank], self._row.numpy().tobytes())
@@ -74,7 +74,7 @@ class Ways:
 
 
 def timed(way: Callable[[], None], rounds: int) -> dict[str, float]:
-    """Return milliseconds of a round."""
+    """Return the milliseconds of a round: the median of wall time, and the mean of CPU time."""
     dist.barrier()
     way()
     taken_s, cpu_s = [], time.process_time()

@@ -2,18 +2,25 @@
 
 The model is the small GPT of bench/gpt.py. Three measurements for each strategy:
 
-- *Throughput*, two ranks of one thread, beside the same training with torch alone (torchrun) where torch has the strategy. Both
-  run at once, and take turns block by block. Each is in a network namespace of its own, whose loopback counts what it sends.
-- *Recovery*: SIGKILL of a random process to the next committed step of anyone, two model groups, by the trainers' own clock.
+- *Throughput*, two ranks of one thread, beside the same training with torch alone (torchrun) where torch has the
+  strategy. Both run at once, and take turns block by block. Each is in a network namespace of its own, whose loopback
+  counts what it sends.
+- *Recovery*: SIGKILL of a random process to the next committed step of any rank, two model groups, by the trainers'
+  clock.
 - *Resize*: the longest time without a commit while the job grows from two model groups to three.
 
-Writes bench/out/strategies.json, a list; for each strategy `strategy`, `title`, `ranks`, `tokens_per_s` and `plain_tokens_per_s`
-(medians over blocks; null: torch has no counterpart), `ratio` (median of session / plain, time for one step, over pairs) with
-`ratio_middle_half`, `step_ms`, `cpu_ms` and `plain_cpu_ms` (CPU time of rank 0 in a step), `sent_mb` and `plain_sent_mb` (by all
-ranks in a step; null without namespaces), `peak_mb` and `plain_peak_mb` (of rank 0, the interpreter and torch included),
-`recovery_s` and `resize_s` (medians), their trials, and `setup`; of data parallel also
-`recovery_of_four_s`, with as many processes as two copies of a split model have. `--figure` also draws it, `--page` writes the
-table into a page.
+The file bench/out/strategies.json is a list. An entry has `strategy`, `title`, `ranks`, `setup`, and
+
+- `tokens_per_s`, `plain_tokens_per_s`: medians over blocks. The plain one is null if torch has no counterpart.
+- `ratio`: median over pairs of session / plain, in time for one step. `ratio_middle_half` is its spread.
+- `step_ms`: median time of a step. `cpu_ms`, `plain_cpu_ms`: CPU time of rank 0 in a step.
+- `sent_mb`, `plain_sent_mb`: sent by all ranks in a step. They are null without namespaces.
+- `peak_mb`, `plain_peak_mb`: memory of rank 0, with the interpreter and torch.
+- `recovery_s`, `resize_s`: medians. `recovery_trials_s` and `resize_trials_s` have all of them.
+- `recovery_of_four_s`, only for data parallel: recovery with four processes, as many as two copies of a split model
+  have.
+
+`--figure` also draws the list, `--page` writes the table into a page.
 """
 
 from __future__ import annotations
@@ -41,8 +48,7 @@ from harness.polling import until
 
 BEGIN = "<!-- bench.strategies: this part is written by the benchmark -->"
 END = "<!-- end -->"
-STEPS = 5
-"""In a block: about a second of work."""
+STEPS = 5  # in a block: about a second of work
 TIMEOUT_S = 300.0
 STEADY_STEPS = 10
 FOREVER = 10**9
@@ -51,16 +57,15 @@ NAMESPACE = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo 
 
 @dataclass(frozen=True)
 class Case:
-    """One strategy. `mesh`: how a model group splits the model; `has_plain`: torch has it, too."""
+    """One strategy. `mesh` splits the model within a model group. `has_plain`: torch alone has the strategy, too."""
 
     key: str
     title: str
     mesh: tuple[tuple[str, int], ...] = ()
     has_plain: bool = True
-    optimizer_steps: int = 1
-    """In one step of the session."""
+    optimizer_steps: int = 1  # in one step of the session
     cuts: int = 1
-    """How many microbatches there are where another strategy has one: a pipeline needs many."""
+    """Microbatches for each microbatch of the other strategies: a pipeline needs many."""
 
     @property
     def group_size(self) -> int:
@@ -89,7 +94,7 @@ CASES = (
     Case("server", "parameter server, synchronous", has_plain=False),
 )
 AS_MANY = "data_parallel"
-"""Its recovery is measured with four processes, too: as many as those strategies have that split the model over two."""
+"""The strategy whose recovery is also measured with four processes, as many as the strategies have that split the model."""
 
 
 def environment(out: Path | None = None) -> dict[str, str]:
@@ -122,7 +127,7 @@ def commands(case: Case, ranks: int, pairs: int) -> dict[str, list[str]]:
 
 @contextmanager
 def started(command: list[str], out: Path, log: Path, *, apart: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one side until the block ends; SIGTERM ends its processes."""
+    """Run one side until the `with` block ends. SIGTERM ends its processes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -146,7 +151,7 @@ def started(command: list[str], out: Path, log: Path, *, apart: bool) -> Iterato
 
 
 def throughput(case: Case, ranks: int, pairs: int, *, apart: bool, show: Callable[[str], None]) -> dict[str, Any]:
-    """Return the blocks of each side, in their order. Raises BenchError."""
+    """Run both sides and return the blocks of each, in their order. Raises BenchError."""
     blocks: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         sides = {}
@@ -192,8 +197,7 @@ def _block(number: int, out: Path, process: subprocess.Popen[bytes], log: Path) 
 
 
 def summary(case: Case, ranks: int, blocks: dict[str, Any], *, apart: bool) -> dict[str, Any]:
-    """Return a strategy's part of the JSON file, without recovery. Pure. Each block of ours is compared with the plain one of the
-    same turn."""
+    """Return a strategy's part of the JSON file, without recovery. Blocks of the same turn are compared."""
     from bench.strategies_model import MICROBATCH
 
     tokens = MICROBATCH * ranks * case.optimizer_steps * gpt.LENGTH
@@ -226,7 +230,7 @@ def _median(blocks: list[dict[str, Any]], key: str) -> float:
 
 
 def elastic(case: Case, state: Path, groups: int = 2) -> list[str]:
-    """Return the command of a job of so many model groups that may grow by one."""
+    """Return the command of a job of `groups` model groups that may grow by one."""
     run = [sys.executable, "-m", "regroup_cli", "run", "--workers", str(groups), "--min", "1", "--max", str(groups + 1)]
     more = ["--max-restarts", "1000", "--state-dir", str(state), "--join-quiet", "0.1"]
     script = [str(REPOSITORY / "bench" / "strategies_script.py"), case.key, str(groups * case.group_size)]
@@ -312,7 +316,7 @@ def table(found: list[dict[str, Any]]) -> Table:
 
 
 def with_table(page: str, found: list[dict[str, Any]]) -> str:
-    """Return a page with the figures in place of what is between its two marks. Pure."""
+    """Return a page with the table of these figures between its two marks. Pure."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = [

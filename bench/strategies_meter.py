@@ -1,7 +1,7 @@
-"""The clock of one side of `bench.strategies`: a block of steps when the benchmark says so, and what it came to.
+"""The clock of one side of `bench.strategies`. It times a block of steps when the benchmark asks for one.
 
-The benchmark makes the file `go-N`; rank 0 waits for it, and the other ranks wait for rank 0 in their next collective, so that
-the side whose turn it is not leaves the cores alone. Standard library only.
+The benchmark makes the file `go-N`. Rank 0 waits for that file, and the other ranks wait for rank 0 in their next
+collective. So the side that is not measured leaves the cores alone. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from harness.polling import until
 
 WARM = 3
-"""Steps before anything is measured: allocations, and what strategies find out in the first ones."""
+"""Steps before anything is measured: first steps allocate memory, and some strategies gather facts in them."""
 WAIT_S = 600.0
 
 
 class Meter:
-    """One process's. `steps` in a block; nothing is done on ranks that do not `speak`, which is asked in each step."""
+    """Times the blocks of one process. A block has `steps` steps. `speaks` is asked in each step whether this rank measures."""
 
     def __init__(self, steps: int, speaks: Callable[[], bool]) -> None:
         self._steps, self._speaks = steps, speaks
@@ -30,7 +30,7 @@ class Meter:
         self._sent = 0
 
     def before(self, index: int) -> None:
-        """Call before each step, from 0."""
+        """Wait for the benchmark where a block begins. Called before each step; `index` counts from 0."""
         number, place = divmod(index - WARM, self._steps)
         if number < 0 or place or not self._speaks():
             return
@@ -39,7 +39,7 @@ class Meter:
         self._began_s, self._cpu_s, self._sent = time.perf_counter(), time.process_time(), sent_bytes()
 
     def after(self, index: int) -> None:
-        """Call after each step."""
+        """Write the block's figures where it ends. Called after each step."""
         number, place = divmod(index - WARM, self._steps)
         if number < 0 or place < self._steps - 1 or not self._speaks():
             return
@@ -55,7 +55,7 @@ class Meter:
 
 
 def sent_bytes() -> int:
-    """Return how many bytes have been sent over the loopback of this network namespace, by all processes in it."""
+    """Return the number of bytes that all processes of this network namespace have sent over its loopback."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":

@@ -1,4 +1,4 @@
-"""What both sides of `bench.strategies` train: one model, data, optimizer and split, from the name of a strategy."""
+"""The model, data, optimizer and split of `bench.strategies`, by the name of a strategy. Both sides train with them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from bench import gpt
 
 MICROBATCH = 6
-"""Samples of one forward where steps are timed. A step has one for each rank."""
+"""Samples in one forward where steps are timed. A step has one forward for each rank."""
 FEW = 8
-"""Samples of a step where recovery is timed, each a microbatch."""
+"""Samples in a step where recovery is timed. Each is a microbatch."""
 INNER_STEPS = 4
 """Optimizer steps in one step of a strategy that makes several."""
 POWER_RANK = 2
 EXPERTS = 4
-"""In each block; one for each token, so that a step computes as much as without."""
+"""Experts in each block. Each token uses one, so that a step computes as much as without experts."""
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,14 +27,17 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build(key: str = "") -> torch.nn.Module:
-    """Return the model that the strategy `key` trains, equal in every process. pipeline: a row of modules."""
+    """Return the model that the strategy `key` trains, equal in every process. For `pipeline` it is a row of modules."""
     torch.manual_seed(0)
     return torch.nn.Sequential(*gpt.row()) if key == "pipeline" else gpt.GPT()
 
 
 def split(model: Any, mesh: Any) -> None:
-    """Split the model over the mesh, by its dimensions. tensor: the perceptrons only, since query, key and value are one matrix.
-    context, expert: with a session only. A pipeline is cut by `regroup.pipeline`, or by torch's."""
+    """Split the model over the dimensions of the mesh.
+
+    `tensor` splits only the perceptrons, since query, key and value are one matrix. `context` and `expert` need a
+    session. A pipeline is not cut here: `regroup.pipeline` or torch's own classes do that.
+    """
     names = mesh.mesh_dim_names
     if "context" in names:
         import regroup
@@ -65,10 +68,10 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, *positions: torch.Tensor) -> torch.Tensor:
-    """Return the mean over tokens. positions: see gpt.GPT."""
+    """Return the mean loss over tokens. `positions` go to the model."""
     return mean_of(model(x, *positions), y)
 
 
 def mean_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean over tokens of what a model has returned for them."""
+    """Return the mean loss over tokens for a model's output."""
     return torch.nn.functional.cross_entropy(output.flatten(0, -2), y.flatten())

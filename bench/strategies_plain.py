@@ -1,4 +1,4 @@
-"""What `bench.strategies` runs under torchrun: the same training with torch alone, where torch has the strategy.
+"""The script of `bench.strategies` under torchrun: the same training with torch alone, where torch has the strategy.
 
 Arguments: the strategy's key, the number of ranks, the number of steps, and steps in a block.
 """

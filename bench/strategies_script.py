@@ -1,7 +1,7 @@
-"""What `bench.strategies` runs under `regroup run`: steps of a session with one strategy.
+"""The script of `bench.strategies` under `regroup run`: steps of a session with one strategy.
 
-Arguments: the key of the strategy, the number of ranks, the number of steps, and steps in a block. 0: there are no blocks, and each
-commit is logged (`bench.commits`).
+Arguments: the key of the strategy, the number of ranks, the number of steps, and steps in a block. With 0 steps in a
+block the script logs each commit (`bench.commits`) instead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if key == "pipeline":
 
 
 def summed(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
-    """For `step.run`."""
+    """Return the summed loss of a microbatch and its weight, as `step.run` takes them."""
     return mean_of(output, batch.y) * len(batch.y), len(batch.y)
 
 

@@ -1,8 +1,9 @@
-"""`make bench-tiers`: what each tier of the state costs: step time with it off and on, and how long training stands for a copy.
+"""`make bench-tiers`: the cost of each tier of the state: step time with it off and on, and the pause for one copy.
 
-A small GPT at two ranks under `regroup run`; blocks without a tier, with memory snapshots and with checkpoints take turns in the
-same processes. Writes bench/out/tiers.json: for `off`, `memory` and `durable` the median step time `ms`, for the two tiers also
-`ratio` (to the block without a tier before it), `blocked_ms` of the training thread for one copy, `copies`, and the setup.
+A small GPT at two ranks under `regroup run`. Blocks without a tier, with memory snapshots and with checkpoints take
+turns in the same processes. The file bench/out/tiers.json has for `off`, `memory` and `durable` the median step time
+`ms`, and the setup. For the two tiers it also has `ratio` (to the block without a tier before it) and `copies`.
+`blocked_ms` is the time for which the training thread waits for one copy.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from bench.overhead import OUT, REPOSITORY, setup
 from bench.trials import BenchError
 
 SCRIPT = REPOSITORY / "bench" / "tiers_script.py"
-STEPS = 20
-"""In a block: some seconds of work."""
+STEPS = 20  # in a block: some seconds of work
 EVERY_S = 1
 """Seconds between two copies: far more often than anybody would ask for, so that a block has several."""
 TIMEOUT_S = 900.0
@@ -33,7 +33,7 @@ KINDS = ("off", "memory", "durable")
 
 
 def run(rounds: int) -> list[dict[str, Any]]:
-    """Return the blocks in their order. Raises BenchError."""
+    """Run the job and return the blocks in their order. Raises BenchError."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         out = Path(directory) / "blocks.jsonl"
         command = [
@@ -63,7 +63,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
 
 
 def summary(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the JSON file has. Pure. Each block with a tier is compared with the one without before it."""
+    """Return the content of the JSON file. Each block with a tier is compared with the one without before it. Pure."""
     by_kind = {kind: [block for block in blocks if block["kind"] == kind] for kind in KINDS}
     found: dict[str, Any] = {"off": {"ms": _median([block["ms"] for block in by_kind["off"]])}}
     for kind in KINDS[1:]:

@@ -1,7 +1,7 @@
-"""What `bench.tiers` runs under `regroup run`: blocks of steps with no tier, with memory snapshots, and with checkpoints, in turn.
+"""The script of `bench.tiers`: blocks of steps with no tier, with memory snapshots, and with checkpoints, in turn.
 
-Which tier is on is switched in the session's own parts between two blocks; how often they copy is given by the job. Rank 0 writes
-one line of JSON a block to BENCH_OUT.
+It runs under `regroup run`. It switches the tier between two blocks, in the session's own parts. The job's settings say
+how often a tier copies. Rank 0 writes one line of JSON a block to BENCH_OUT.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ blocked = {"s": 0.0, "copies": 0}
 
 
 def timed(call: Callable[..., Any], *, counts: bool) -> Callable[..., Any]:
-    """Return the call; how long it keeps the training thread is added up."""
+    """Return the call, with a clock that adds up the time for which it blocks the training thread."""
 
     def run(*arguments: Any, **named: Any) -> Any:
         began_s = time.perf_counter()

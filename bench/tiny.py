@@ -1,4 +1,4 @@
-"""The model and the data that both sides of a benchmark train: small, so that what is measured is not the training."""
+"""The model and the data of the benchmarks of recovery. They are small, so that training takes little of the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.commits import BENCH_SAMPLE_S, BENCH_STEP_S
 
 GLOBAL_BATCH = 64
 STEPS = 10**9
-"""More than any run makes: the benchmark ends the job."""
+"""More steps than any run makes: the benchmark ends the job."""
 
 
 def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -30,16 +30,16 @@ def digits_like() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Work:
-    """Sleeps in place of a larger model's work: as long for each step, and for each sample, as the environment says."""
+    """Sleeps in place of a larger model's work. The environment has the seconds for each step and for each sample."""
 
     def __init__(self) -> None:
         self._step_s = float(os.environ.get(BENCH_STEP_S, "0"))
         self._sample_s = float(os.environ.get(BENCH_SAMPLE_S, "0"))
 
     def step(self) -> None:
-        """Call once in each step."""
+        """Sleep for a step. Called once in each."""
         time.sleep(self._step_s)
 
     def samples(self, count: int) -> None:
-        """Call with the number of samples that this rank computes next."""
+        """Sleep for `count` samples. Called before this rank computes them."""
         time.sleep(count * self._sample_s)

@@ -1,8 +1,8 @@
-"""What `bench.recovery` starts for torchft: a lighthouse and the replica groups. A group that ends is started again at once.
+"""Launcher for torchft: starts a lighthouse and the replica groups, and starts a group again as soon as it ends.
 
-torchft leaves starting and restarting to a launcher (torchx, Slurm). This one does it as fast as it can be done: it waits for
-the end of a child, and no more. Usage:
-`python -m bench.torchft_launcher --lighthouse COMMAND --groups 4 --group-timeout-ms 5000 [options of the lighthouse]`.
+torchft leaves starting and restarting to a launcher (torchx, Slurm). This one is as fast as a launcher can be, since it
+only waits for the end of a child. `bench.recovery` and `bench.goodput` use it: `python -m bench.torchft_launcher
+--lighthouse COMMAND --groups 4 --group-timeout-ms 5000 [options of the lighthouse]`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parent / "torchft_script.py"
 LIGHTHOUSE = -1
-"""Its key among the children; the others have the numbers of their replica groups."""
+"""The lighthouse's key among the children. Replica groups have their numbers as keys."""
 MAX_FAILURES = 20
-"""So many replica groups may end other than by SIGKILL, which is the benchmark's; then the launcher gives up."""
+"""The launcher gives up after so many replica groups have ended by themselves. The benchmark's SIGKILLs do not count."""
 
 
 def free_port() -> int:
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class Ended(Exception):
-    """SIGTERM has come."""
+    """SIGTERM has come. The launcher kills its children and returns."""
 
 
 def _end(*_: object) -> None:

@@ -1,7 +1,7 @@
 """torchft as one of `bench.peers`: its packages, its settings, and the command that starts it.
 
-The packages are no dependency of the project. They go into a directory of their own under .cache/bench, at the versions and
-hashes in bench/torchft.txt, and are imported together with the project's own torch.
+The packages are no dependency of the project. They are installed into a directory under .cache/bench, at the versions
+and hashes in bench/torchft.txt. torchft's processes import them together with the project's own torch.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ INSTALL_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides how soon the survivors of a kill go on, in milliseconds."""
+    """The timeouts that decide how soon the survivors of a kill go on, in milliseconds."""
 
     join_timeout_ms: int
-    """Lighthouse: how long those that ask for a quorum wait for one that sends heartbeats and does not ask."""
+    """Lighthouse: time for which groups that ask for a quorum wait for a group that sends heartbeats and does not ask."""
     heartbeat_timeout_ms: int
-    """Lighthouse: after how long without a heartbeat a replica group is dead."""
+    """Lighthouse: time without a heartbeat after which a replica group is dead."""
     quorum_tick_ms: int
-    """Lighthouse: how often it looks whether a quorum is complete; it also looks at each request."""
+    """Lighthouse: time between two looks whether a quorum is complete. It also looks at each request."""
     group_timeout_ms: int
-    """ProcessGroupGloo: how long a collective waits. Some survivors see the dead rank's connection end, others wait this long."""
+    """ProcessGroupGloo: bound of a collective. Some survivors see the dead rank's connection end, others wait this long."""
 
 
 DEFAULT = Settings(join_timeout_ms=60_000, heartbeat_timeout_ms=5_000, quorum_tick_ms=100, group_timeout_ms=5_000)
 """The defaults of the command torchft_lighthouse, and the process group's timeout in torchft's example train_ddp.py."""
 
 TUNED = Settings(join_timeout_ms=100, heartbeat_timeout_ms=5_000, quorum_tick_ms=10, group_timeout_ms=100)
-"""The fastest that stayed stable with this model, whose slowest steps take 40 to 90 ms on a busy machine.
+"""The fastest settings that stayed stable with this model, whose slowest steps take 40 to 90 ms on a busy machine.
 
-A lighthouse forms a quorum without a group that still sends heartbeats only if more than half have asked for one. The survivors
-that do not see a connection end ask after the group's timeout, so the next commit comes just after that. At 50 ms (both
-timeouts) replica groups that were only slow were left out, four times in 15 s without a kill, and the next commit came no sooner. A
-heartbeat timeout of 200 ms, with heartbeats every 20 ms, gave 0.25 s and left out a survivor in most trials. A job with longer
-steps has to raise both timeouts above its slowest step.
+A lighthouse forms a quorum without a group that still sends heartbeats only if more than half have asked for one.
+Survivors that do not see a connection end ask after the group's timeout, and the next commit comes just after that.
+With both timeouts at 50 ms, slow replica groups were left out, four times in 15 s without a kill. The next commit came
+no sooner. A heartbeat timeout of 200 ms, with heartbeats every 20 ms, gave 0.25 s and left out a survivor in most
+trials. A job with longer steps has to raise both timeouts above its slowest step.
 """
 
 
 def install() -> Path:
-    """Return the directory with torchft, installed there at the first call. Raises BenchError with what to do."""
+    """Return the directory with torchft, installed there at the first call. Raises BenchError with the remedy."""
     version = hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]
     there = CACHE / f"torchft-{version}-py{sys.version_info.major}{sys.version_info.minor}"
     if there.is_dir():

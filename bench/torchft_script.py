@@ -1,9 +1,8 @@
-"""What a replica group of torchft trains in `bench.recovery` and `bench.goodput`: the same model, as in torchft's train_ddp.py.
+"""torchft's script in `bench.recovery` and `bench.goodput`: one replica group that trains the same model.
 
-Usage: `torchft_script.py TIMEOUT`, that of the process group in milliseconds; the launcher's environment has the rest.
-
-One process is one replica group. It takes its share of the global batch by its fixed number, as torchft's DistributedSampler
-does: while another group is missing, that group's samples of each step are not trained on.
+Usage: `torchft_script.py TIMEOUT`, the timeout of the process group in milliseconds. The launcher's environment has the
+rest. The script follows torchft's train_ddp.py. One process is one replica group. Its fixed number chooses its share of
+the global batch, as in torchft's DistributedSampler. So the samples of a missing group are not trained on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What torchrun trains in `bench.recovery` and `bench.goodput`: the same model under DDP, with a checkpoint after every step.
+"""torchrun's script in `bench.recovery` and `bench.goodput`: the same model under DDP, with a checkpoint after every step.
 
-That is the most that a script can do there: after a failure torchrun starts every process again, and what is not on disk
-is lost.
+After a failure torchrun starts every process again, and a process loses all that is not on disk. So a script can do no
+more than write a checkpoint after every step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start a training under a launcher, kill a rank, wait until all ranks commit again, and repeat; end it without leftovers."""
+"""Runs a training under a launcher, kills a rank, waits until all ranks commit again, and repeats. No process is left."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ from bench.leftovers import end_leftovers, marked
 from harness.polling import until
 
 POLL_S = 0.05
-"""Recovery is told by the time stamps in the log, so looking seldom costs no precision and leaves the cores alone."""
+"""Time between two looks at the log. A long one costs no precision, since the log has time stamps."""
 DEADLINE_S = 300.0
 """Longest wait for a steady group or for the next commit; far above any recovery that is worth a number."""
 
 NEXT_WITHIN_S = 0.3
-"""How long after `is_next` said yes a process is killed at most: the moment is random, so that kills meet different parts of it."""
+"""Upper bound of the random wait before a new process is killed, too, so that kills meet different moments of its start."""
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on; the text is for the person who ran it."""
+    """The benchmark cannot go on. The text is for the person who ran it."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One kill. `recovery_s` is from the signal to the first commit of the group formed anew."""
+    """One kill and what followed. Times are in seconds from the signal."""
 
     recovery_s: float
+    """Time to the first commit of the group formed anew."""
     imports_s: float
-    """Of that, the longest time that a process started for it took from its start to the end of its imports; 0: none."""
+    """Longest import of a process that is in this commit and was started after the kill; 0 if there is none."""
     killed_rank: int
     world: int
-    """How many ranks were in that commit."""
+    """Number of ranks in this commit."""
     full_s: float
-    """From the signal to the first commit with all ranks."""
+    """Time to the first commit with all ranks."""
     full_imports_s: float
-    """Of that, the longest time of a new process's imports."""
+    """Longest import of any process that was started after the kill."""
     kept: int
-    """How many processes trained before the kill and train after it."""
+    """Number of processes that trained before the kill and train after it."""
     rolled_back: int
-    """How many committed steps were committed again."""
+    """Number of committed steps that were committed again."""
 
 
 @dataclass
 class Run:
-    """A training under its launcher, from `running`."""
+    """A training under its launcher. `running` starts and ends it."""
 
     process: subprocess.Popen[bytes]
     log: LogReader
@@ -104,11 +105,11 @@ def measure(
     progress: Callable[[Trial], None],
     is_next: Callable[[int], bool] | None = None,
 ) -> list[Trial]:
-    """Return one Trial a kill of a random rank. Before each, every rank has made `steady_steps` steps in one epoch.
+    """Kill a random rank `trials` times and return one Trial a kill.
 
-    `output` takes what the launcher and its processes print. `is_next(pid)` is asked of processes that were started after a kill:
-    the first one for which it is true is killed, too, at most `NEXT_WITHIN_S` later. None: only one process is killed in a trial.
-    Raises BenchError.
+    Before each kill, every rank has made `steady_steps` steps in one epoch. `output` takes what the launcher and its
+    processes print. `is_next(pid)` is asked about processes that were started after a kill. The first one for which it
+    is true is killed, too, at most `NEXT_WITHIN_S` later. With None a trial kills only one process. Raises BenchError.
     """
     rng = random.Random(seed)
     done: list[Trial] = []
@@ -136,9 +137,9 @@ def measure_resize(
     steady_steps: int,
     scale: Callable[[int], None],
 ) -> list[float]:
-    """Return for each growth from the first number of ranks to the second the longest time without a commit of anyone, seconds.
+    """Grow a job `trials` times and return for each growth the longest time without a commit of any rank, in seconds.
 
-    `scale(ranks)` asks for it. Raises BenchError.
+    The job grows from the first number of ranks to the second. `scale(ranks)` asks for a size. Raises BenchError.
     """
     found = measure_pauses(
         command, environment, output=output, sizes=ranks * trials, steady_steps=steady_steps, scale=scale
@@ -156,10 +157,10 @@ def measure_pauses(
     scale: Callable[[int], None],
     progress: Callable[[int, float], None] = lambda _size, _pause_s: None,
 ) -> list[float]:
-    """Return for each change of the number of ranks the longest time without a commit of anyone, seconds.
+    """Resize a job and return for each change the longest time without a commit of any rank, in seconds.
 
-    The job starts with the first size and is brought to the others in turn: `scale(ranks)` asks for it, `progress(ranks, pause_s)`
-    hears of each. Raises BenchError.
+    The job starts with the first of `sizes` and is brought to the others in turn. `scale(ranks)` asks for a size, and
+    `progress(ranks, pause_s)` is called after each change. Raises BenchError.
     """
     done: list[float] = []
     with running(command, environment, output) as run:
@@ -208,7 +209,7 @@ def _kill(
 
 
 def trial_of(log: LogReader, epoch: int, *, ranks: int, killed_s: float, killed_rank: int) -> Trial:
-    """Return what the log tells of a kill in `epoch`, once all ranks have committed together again. Pure."""
+    """Return the Trial of a kill in `epoch`, from the log, once all ranks have committed together again. Pure."""
     old = set(pids_of(log.commits, epoch))
     first, full = first_after(log.commits, epoch), full_after(log.commits, epoch, ranks=ranks)
     assert first is not None
@@ -235,7 +236,7 @@ def trial_of(log: LogReader, epoch: int, *, ranks: int, killed_s: float, killed_
 
 @contextmanager
 def running(command: Sequence[str], environment: Mapping[str, str], output: Path) -> Iterator[Run]:
-    """Start a training; its processes log their commits, and print into `output`. At the end none of them is left."""
+    """Start a training, whose processes log their commits and print into `output`. At the end none of them is left."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, output.open("wb") as out:
         log = LogReader(Path(directory))

@@ -1,4 +1,4 @@
-"""Run a part in a process of its own, hear what it says line by line, and end it with all of its processes at its bound."""
+"""Runs a part of the benchmark in a process of its own, reads its lines, and ends all of its processes at its bound."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from bench.leftovers import end_leftovers
 
 MARK = "BENCH_GPU_PART"
-"""Environment name: which run of which part a process belongs to."""
+"""Environment name of a part's run. Its value marks each process of that run."""
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a part ended."""
+    """The end of a part."""
 
     code: int | None
     """Exit code; None: its bound ended it."""
     took_s: float
     is_clean: bool
-    """Whether none of its processes is left."""
+    """True if none of its processes is left."""
 
 
 def run_bounded(
@@ -39,8 +39,8 @@ def run_bounded(
 ) -> Ended:
     """Run a command, and pass each line of its stdout to `on_line` as it comes; stderr goes to `log`.
 
-    After `bound_s` the command ends by SIGKILL, and so does, now or then, each process that has its `mark` in its environment:
-    nothing of a part that hangs keeps the GPU from the next one.
+    After `bound_s` SIGKILL ends the command. At the end of a run it also ends each process with `mark` in its
+    environment. So a part that hangs does not keep the GPU from the next part.
     """
     began_s = time.monotonic()
     with log.open("wb") as errors:
@@ -83,7 +83,7 @@ def run_bounded(
 
 
 def _code(process: subprocess.Popen[bytes], left_s: float) -> int | None:
-    """Return the exit code of a process that has closed its output; None: it does not end in time."""
+    """Return the exit code of a process that has closed its output, or None if it does not end in time."""
     try:
         return process.wait(left_s)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""What the figures of `bench.gpu` are compared with, and how figures are read from output and traces. Pure."""
+"""Aims of the figures of `bench.gpu`, and the reading of figures from output and traces. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ FIRST_COMMIT_MEDIAN_S, FIRST_COMMIT_WORST_S = 0.3, 0.7
 PAUSE_S = 0.5
 """Longest time without a commit at a planned change of the number of ranks."""
 WAIT_MS_PER_GB = 20.0
-"""What a step waits for a copy of the state that is taken beside it, if the step is longer than the copy."""
+"""Wait of a step for a copy of the state that is taken beside it, if the step is longer than the copy."""
 RESTORE_S, RESTORE_BYTES = 3.0, 1.5e9
-"""From the start of a process's session to its first step, for a state of this size."""
+"""Time from the start of a process's session to its first step, for a state of this size."""
 IDLE_GPT2, IDLE_SHORT_STEP = 0.02, 0.05
 """Share of a step in which the GPU has nothing to do: GPT-2 124M at microbatch 16, and a step of 20 ms."""
 OF_SAME, OF_BEST = 0.98, 0.95
 """Tokens per second beside a plain loop with the same vocabulary and microbatch, and beside the plain loop's best."""
 TOKENS_PER_S: Mapping[str, float] = {"H200": 500e3, "H100": 470e3}
-"""GPT-2 124M. Other GPUs have no aim."""
+"""Speed of GPT-2 124M. Other GPUs have no aim."""
 LOSS_ABOVE, LOSS_ROUNDED = 0.002, 0.03
-"""By how much losses of equal steps may differ: sums in another order, in float32; and with products in bfloat16."""
+"""Largest difference between losses of equal steps: with sums in another order in float32, and with products in bfloat16."""
 
 _LOSS = re.compile(r"^step (\d+)  loss (\d+\.\d+)", re.MULTILINE)
 _HASH = re.compile(r"^parameters sha256 (\w+)$", re.MULTILINE)
@@ -41,19 +41,19 @@ def parameter_hash(text: str) -> str | None:
 
 
 def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """Return by how much the losses of equal steps differ at most. Infinite where a step is missing, or no step is there."""
+    """Return the largest difference between losses of equal steps. It is infinite if a step is missing, or there is none."""
     if not one or set(one) != set(other):
         return float("inf")
     return max(abs(one[step] - other[step]) for step in one)
 
 
 def tokens_aim(gpu: str) -> float | None:
-    """Return the tokens per second that this GPU must reach; None: there is no aim for it."""
+    """Return the tokens per second that this GPU must reach, or None if there is no aim for it."""
     return next((aim for name, aim in TOKENS_PER_S.items() if name in gpu), None)
 
 
 def idle_share(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the share of time in which the GPU ran nothing, from a profiler's trace; None: the trace has no GPU work.
+    """Return the share of time in which the GPU ran nothing, from a profiler's trace; None if the trace has no GPU work.
 
     The time is from the first kernel's start to the last one's end. Kernels of several streams may overlap.
     """
@@ -75,11 +75,12 @@ def idle_share(events: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def waits_ms(steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return for each copy but the first how much longer the steps beside it took than a usual step, milliseconds.
+    """Return the extra milliseconds of the steps beside each copy, compared with a usual step. The first copy is left out.
 
-    `steps`: in their order, each with `ms` and `copies`, the number of copies begun so far. Beside a copy are the step after which
-    it begins and the next one, which changes what is being copied. The first copy allocates its memory, once. A usual step is the
-    median of those beside no copy; where there is none, of all.
+    `steps` has the steps in their order, each with `ms` and `copies`, the number of copies begun so far. Two steps are
+    beside a copy: the one after which it begins, and the next one, which changes the copied tensors. The first copy
+    allocates its memory, once. A usual step is the median of those beside no copy, or of all steps if every step is
+    beside one.
     """
     begun = [i + 1 for i, (one, other) in enumerate(pairwise(steps)) if other["copies"] > one["copies"]]
     beside = {i for first in begun for i in (first, first + 1)}

@@ -1,7 +1,7 @@
-"""What there is to run on, and what several ranks need to share one GPU.
+"""The machine of `bench.gpu`: its devices and libraries, and the settings with which several ranks share one GPU.
 
-`python -m bench.gpu.machine` finds it out in a process of its own and prints it as JSON: torch and the driver are asked there,
-so nothing of them can hang the benchmark itself.
+`python -m bench.gpu.machine` asks torch and the driver in a process of its own and prints the answer as JSON. So
+neither of them can hang the benchmark itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARING = {
     "NCCL_MAX_CTAS": "2",
     "NCCL_SOCKET_IFNAME": "lo",
 }
-"""What several ranks on one GPU run with. Seen to work on one H200 with NCCL 2.30.7."""
+"""Environment of several ranks on one GPU. Seen to work on one H200 with NCCL 2.30.7."""
 PACKAGES = {
     "aiohttp": "aiohttp",
     "cryptography": "cryptography",
@@ -38,43 +38,42 @@ PACKAGES = {
     "torch": "torch",
     "yaml": "pyyaml",
 }
-"""What `regroup run` and the language model's configurations import, by the name under which it is imported."""
+"""Import name -> package, for the imports of `regroup run` and of the language model's configurations."""
 PROBE_S = 90.0
-"""Bound for asking torch and the driver: the first import of torch on a cold disk takes most of it."""
+"""Bound for asking torch and the driver. The first import of torch on a cold disk takes most of it."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts, found once."""
+    """Facts about the machine, found once."""
 
     device: str
     """`cuda` or `cpu`."""
-    gpus: tuple[str, ...]
-    """Name of each."""
+    gpus: tuple[str, ...]  # their names
     driver: str
     torch: str
     nccl: tuple[int, ...]
-    """Version that ranks on one GPU load; empty: none."""
+    """Version of NCCL that ranks on one GPU load; empty if there is none."""
     preload: str
-    """Library that is loaded before torch's own NCCL; empty: torch's own is used."""
+    """Library that is loaded before torch's own NCCL; empty if torch's own is used."""
     python: str
     cpus: int
     compiler: str
-    """C compiler that Triton would use; empty: none."""
+    """C compiler for Triton; empty if there is none."""
     site: str = ""
-    """Directory of fetched packages, where some are missing here; empty: all are installed."""
+    """Directory of fetched packages; empty if all packages are installed."""
 
     @property
     def is_gpu(self) -> bool:
-        """Whether this is no dry run."""
+        """False in a dry run on CPUs."""
         return self.device == "cuda"
 
     def shares(self, ranks: int) -> bool:
-        """Return whether so many ranks share GPUs."""
+        """Return whether this number of ranks has to share GPUs."""
         return self.is_gpu and ranks > len(self.gpus)
 
     def lacks(self, ranks: int) -> str:
-        """Return why so many ranks cannot form here, one sentence; empty: they can. Pure."""
+        """Return a sentence that says why this number of ranks cannot form here; empty if they can. Pure."""
         if not self.shares(ranks) or self.nccl[:2] >= SHARES_FROM:
             return ""
         return (
@@ -84,7 +83,7 @@ class Machine:
         )
 
     def environment(self, ranks: int) -> dict[str, str]:
-        """Return the variables for processes that are so many ranks together. Pure but for the path of the project."""
+        """Return the environment for this many ranks. Pure but for the path of the project."""
         path = [str(REPOSITORY), str(REPOSITORY / "operator"), str(REPOSITORY / "trainer-image")]
         path += [self.site] if self.site else []
         out = {
@@ -105,9 +104,9 @@ def version(parts: Iterable[int]) -> str:
 
 
 def packages() -> str:
-    """Return the directory of fetched packages that this Python needs; empty: all are installed. Raises BenchError.
+    """Return the directory of fetched packages that this Python needs; empty if all are installed. Raises BenchError.
 
-    A fetched package hides an installed one, so the directory is used only where something is missing.
+    A fetched package hides an installed one, so the directory is used only if a package is missing.
     """
     if not _missing():
         return ""
@@ -129,7 +128,10 @@ def _missing() -> list[str]:
 
 
 def find(device: str, site: str) -> Machine:
-    """Return the machine, asked in a process of its own. `device`: `cuda` or `cpu`; `site`: see `Machine`. Raises BenchError."""
+    """Return the machine, asked in a process of its own. Raises BenchError.
+
+    `device` is `cuda` or `cpu`, `site` the directory of fetched packages or empty.
+    """
     library = prepare.library()
     try:
         done = subprocess.run(
@@ -152,7 +154,7 @@ def find(device: str, site: str) -> Machine:
 
 
 def from_json(data: dict[str, object]) -> Machine:
-    """Return what `asdict` and JSON made of a machine."""
+    """Return a machine from the JSON of its `asdict`."""
     lists = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
     return Machine(**lists)  # type: ignore[arg-type]
 

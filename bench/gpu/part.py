@@ -1,4 +1,4 @@
-"""What a part of `bench.gpu` is, what it says, and what it may ask for."""
+"""A part of `bench.gpu`: its record, its rows of the table, and the context that it works with."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ class Row:
     found: str
     aim: str = ""
     holds: bool | None = None
-    """Whether the aim is met; None: there is no aim, or `unjudged` says why it is not judged."""
+    """True if the figure meets its aim. None: there is no aim, or `unjudged` has the reason why it is not judged."""
     unjudged: str = ""
     value: Any = None
     """The figure in the JSON file, where `found` rounds it."""
 
     @property
     def verdict(self) -> str:
-        """What the last column says."""
+        """Text of the last column."""
         if not self.aim:
             return ""
         return {True: "holds", False: "FAILS", None: self.unjudged or "not judged"}[self.holds]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as the JSON file and the pipe from a part have it."""
+        """Return the row as JSON. A part writes it to its pipe, and the JSON file has it."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of each thing a part does."""
+    """The amount of work of each part."""
 
     worlds: tuple[int, ...]
     """Numbers of ranks that have to give equal results."""
     steps: int
-    """Of the runs whose losses and hashes are compared."""
+    """Steps of the runs whose losses and hashes are compared."""
     kills: int
     connecting_kills: int
     sizes: tuple[int, ...]
@@ -62,24 +62,24 @@ class Sizes:
     steady: int
     """Steps that each rank makes between two faults."""
     width: int
-    """Of the perceptron that is trained while ranks are killed."""
+    """Width of the perceptron that is trained while ranks are killed."""
     model: str
     """Size of the language model: `gpt2` or `tiny`."""
     copies: int
     """Snapshots and checkpoints whose cost is measured, after the first one."""
     meshes: tuple[str, ...] | None
-    """Split models: names in `bench.gpu.parts.meshes.CASES`. None: all."""
+    """Split models: names in `bench.gpu.parts.meshes.CASES`. None means all."""
     read_at: tuple[str, ...] | None
-    """Splits at which a checkpoint of parts is read: names in READERS there. None: all."""
+    """Splits that read a checkpoint of parts: names in `bench.gpu.parts.meshes.READERS`. None means all."""
     killed_meshes: tuple[str, ...]
     """Dimensions of regroup.mesh() over which two groups that lose ranks split their model."""
     group_kills: int
     """Kills in each job of two model groups."""
     microbatches: tuple[int, ...]
-    """Of GPT-2, sequences: the first is the one whose idle time is measured, the last is compared with the plain loop."""
+    """Sequences in a microbatch of GPT-2. The first measures idle time, the last is compared with the plain loop."""
     gpt_steps: int
     pairs: int
-    """Blocks of the session, each with one of DDP beside it."""
+    """Blocks of the session. Each has a block of DDP beside it."""
 
 
 ON_GPU = Sizes(
@@ -118,30 +118,30 @@ DRY = Sizes(
     gpt_steps=3,
     pairs=4,
 )
-"""Of a dry run on CPUs: every line of each part, in about three minutes on two cores."""
+"""Sizes of a dry run on CPUs. It runs every line of each part, in about three minutes on two cores."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a part runs with."""
+    """The machine, the directory and the deadline of a part, and the ways to start processes."""
 
     machine: Machine
     out: Path
     """Directory of the part's logs."""
     ends_s: float
-    """When the part is ended, in time.monotonic() seconds. Every wait of a part ends before."""
+    """End of the part, in time.monotonic() seconds. Every wait of a part ends before."""
 
     @property
     def sizes(self) -> Sizes:
-        """How much to do here."""
+        """Sizes of this run."""
         return ON_GPU if self.machine.is_gpu else DRY
 
     def left_s(self) -> float:
-        """Return the seconds that the part still has, less what it needs to say why it ended. At least one."""
+        """Return the seconds that the part may still wait, at least one. Three seconds are kept for the sentence at its end."""
         return max(1.0, self.ends_s - time.monotonic() - 3.0)
 
     def environment(self, ranks: int = 1, **more: str) -> dict[str, str]:
-        """Return the environment for processes that are so many ranks together. Raises BenchError where they cannot form."""
+        """Return the environment for this many ranks. Raises BenchError if they cannot form."""
         problem = self.machine.lacks(ranks)
         if problem:
             raise BenchError(problem)
@@ -149,14 +149,14 @@ class Context:
         return {**inherited, **self.machine.environment(ranks), **more}
 
     def judged(self, what: str, found: str, aim: str, holds: bool, value: Any = None, *, speed: bool = False) -> Row:
-        """Return a verdict. With `speed` it is about time, and not judged on a CPU."""
+        """Return a row with a verdict. A row with `speed` is about time, and not judged on a CPU."""
         if speed and not self.machine.is_gpu:
             return Row(what, found, aim, None, NOT_ON_CPU, value)
         return Row(what, found, aim, holds, "", value)
 
     @contextmanager
     def started(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Process]:
-        """Run a command beside others; its output goes to `out`/NAME.log. It is ended when the block ends."""
+        """Run a command beside others; its output goes to `out`/NAME.log. It is ended when the `with` block ends."""
         log = self.out / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as file:
@@ -189,11 +189,11 @@ class Process:
     _left_s: Callable[[], float]
 
     def text(self) -> str:
-        """Return what it has printed so far."""
+        """Return the output so far."""
         return self.log.read_text(errors="replace")
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        """Return the first true value of `condition`. Raises BenchError when the process ends before, or the part's time does."""
+        """Return the first true value of `condition`. Raises BenchError if the process or the part's time ends first."""
 
         def there() -> Any:
             code = self._process.poll()
@@ -205,7 +205,7 @@ class Process:
         return until(there, what, timeout_s=self._left_s(), every_s=0.05, details=self.last_lines, error=BenchError)
 
     def finished(self) -> str:
-        """Wait for its end and return its output. Raises BenchError where it fails, or the part's time is over."""
+        """Wait for the end of the process and return its output. Raises BenchError if it fails or the part's time is over."""
         try:
             code = self._process.wait(self._left_s())
         except subprocess.TimeoutExpired:
@@ -215,32 +215,32 @@ class Process:
         return self.text()
 
     def last_lines(self) -> str:
-        """Return the end of its output, for a person."""
+        """Return the end of the output, for an error sentence."""
         return "\n  ".join([f"The last lines of {self.log}:", *self.text().splitlines()[-12:]])
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part. `run` measures, and says each row as soon as it is known."""
+    """One part. `run` measures, and passes on each row as soon as it has it."""
 
     name: str
     what: str
     """One line for `--help`."""
     bound_s: float
-    """When it is ended on a GPU, seconds."""
+    """Bound on a GPU, in seconds."""
     run: Callable[[Context, Callable[[Row], None]], None]
 
 
 def regroup_run(ranks: int, *arguments: str, script: Sequence[str]) -> list[str]:
-    """Return the command of a job over so many workers with one process each."""
+    """Return the command of a job with this many workers of one process each."""
     return [sys.executable, "-m", "regroup_cli", "run", "--workers", str(ranks), *arguments, *script]
 
 
 def regroup_train(*arguments: str) -> list[str]:
-    """Return the command of one process that trains what a configuration says."""
+    """Return the command of one process that trains by a configuration."""
     return [sys.executable, "-m", "regroup_cli", "train", *arguments]
 
 
 def changes(*fields: str) -> list[str]:
-    """Return FIELD=VALUE as `--set` takes them."""
+    """Return FIELD=VALUE pairs in the form of `--set`."""
     return [word for field in fields for word in ("--set", field)]

@@ -1,8 +1,13 @@
-"""`python -m bench.gpu.prepare`: what a machine with a GPU lacks for `bench.gpu`, fetched where there is a network.
+"""`python -m bench.gpu.prepare`: fetch the parts that a machine with a GPU and without a network lacks for `bench.gpu`.
 
-Writes to .cache/bench-gpu: `libnccl.so.2.xz`, an NCCL that lets several ranks share one GPU (without the device code of other
-architectures it is a sixth of its size), and with `--site 3.12` also `site-3.12.tar.xz`, what `regroup run` imports. Copy the
-directory with the project; `bench.gpu` unpacks both at its first run. It needs `uv` or `pip`, and access to a package index.
+It writes to .cache/bench-gpu:
+
+- `libnccl.so.2.xz`, an NCCL that lets several ranks share one GPU. Without the device code of other architectures it
+  has a sixth of its size.
+- with `--site 3.12`, `site-3.12.tar.xz`: the packages that `regroup run` imports.
+
+Copy the directory with the project. `bench.gpu` unpacks both at its first run. The command needs `uv` or `pip`, and
+access to a package index.
 """
 
 from __future__ import annotations
@@ -28,21 +33,20 @@ PACKED_LIBRARY = CACHE / "libnccl.so.2.xz"
 NCCL = "nvidia-nccl-cu13==2.30.7"
 """The version that was seen to let several ranks share an H200. The feature is there from 2.30 on."""
 PACKAGES = ("aiohttp", "cryptography", "pydantic", "pyyaml")
-"""What `regroup run` imports, but for torch and numpy: a machine with a GPU has them."""
+"""Packages that `regroup run` imports. torch and numpy are not among them: a machine with a GPU has them."""
 FETCH_S = 600.0
 
 _FATBIN = 0xBA55ED50
 _CONTAINER, _ENTRY = struct.Struct("<IHHQ"), struct.Struct("<HHIQ")
 _ARCH_AT = 28
-_KINDS = (1, 2, 0x10)
-"""Of entries: PTX, machine code, and NVVM's."""
+_KINDS = (1, 2, 0x10)  # of entries: PTX, machine code, NVVM code
 
 
 def prune(code: bytearray, keep: Collection[int]) -> dict[int, int]:
-    """Empty the device code of all architectures but `keep` (90: sm_90), in place; return the bytes that each one had.
+    """Empty the device code of all architectures but `keep` (90 is sm_90), in place. Return architecture -> its bytes before.
 
-    Sizes and offsets stay, so the library loads as before. The format is that of CUDA's fat binaries: containers with a magic
-    number, whose entries name kind, header size, payload size, and at byte 28 the architecture.
+    Sizes and offsets stay, so the library loads as before. CUDA's fat binaries are containers that begin with a magic
+    number. Each entry of a container has its kind, header size and payload size, and at byte 28 the architecture.
     """
     found: dict[int, int] = {}
     magic, at = struct.pack("<I", _FATBIN), 0
@@ -69,7 +73,7 @@ def prune(code: bytearray, keep: Collection[int]) -> dict[int, int]:
 
 
 def library() -> Path | None:
-    """Return the fetched NCCL, unpacked at the first call; None: it was not fetched."""
+    """Return the fetched NCCL, unpacked at the first call, or None if it was not fetched."""
     if not LIBRARY.exists() and PACKED_LIBRARY.exists():
         aside = LIBRARY.with_suffix(".tmp")
         with lzma.open(PACKED_LIBRARY) as packed, aside.open("wb") as file:
@@ -79,12 +83,12 @@ def library() -> Path | None:
 
 
 def packed_site(python: str) -> Path:
-    """Return where the packages for a Python, such as 3.12, are packed: machine code of one does not load in another."""
+    """Return the path of the packed packages for a Python, such as 3.12. Machine code for one Python does not load in another."""
     return CACHE / f"site-{python}.tar.xz"
 
 
 def site(python: str) -> Path | None:
-    """Return the directory of the packages that were fetched for a Python, unpacked at the first call; None: there are none."""
+    """Return the directory of the fetched packages for a Python, unpacked at the first call, or None if there are none."""
     here, packed_here = CACHE / f"site-{python}", packed_site(python)
     if not here.is_dir() and packed_here.exists():
         with tempfile.TemporaryDirectory(dir=CACHE) as aside, tarfile.open(packed_here) as packed:

@@ -18,7 +18,7 @@ WIDTHS = (44, 40, 34, 22)
 
 @dataclass
 class Report:
-    """All rows so far."""
+    """All rows so far, and the file that keeps them."""
 
     machine: Machine
     path: Path
@@ -34,17 +34,17 @@ class Report:
         self.show(_line("", "found", "aim", "verdict"))
 
     def part(self, name: str) -> None:
-        """A part begins."""
+        """Begin a part in the table."""
         self.parts[name] = []
         self.show(f"-- {name}")
 
     def add(self, name: str, row: Row) -> None:
-        """A part has said a row."""
+        """Add and print a row of a part."""
         self.parts[name].append(row)
         self.show(_line(row.what, row.found, row.aim, row.verdict))
 
     def end_part(self, name: str, took_s: float) -> None:
-        """A part has ended: write what is known."""
+        """Note the time that a part took, and write the JSON file."""
         self.took_s[name] = round(took_s, 1)
         self.show(f"   {name} took {took_s:.0f} s")
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ class Report:
 
     @property
     def holds(self) -> bool:
-        """Whether every verdict that could be judged holds, and there is one."""
+        """True if at least one verdict was judged and none of them failed."""
         judged = [row.holds for rows in self.parts.values() for row in rows if row.aim and row.holds is not None]
         return bool(judged) and all(judged)
 
     def failed(self) -> list[str]:
-        """Return what does not hold, as PART: ROW."""
+        """Return the rows that do not hold, as PART: ROW."""
         return [f"{name}: {row.what}" for name, rows in self.parts.items() for row in rows if row.holds is False]
 
     def last_line(self) -> str:
@@ -71,7 +71,7 @@ class Report:
         return f"{said}, {len(failed)} fail: {'; '.join(failed)}." if failed else f"{said}, none fails."
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the file has."""
+        """Return the content of the JSON file."""
         return {
             "date": self.date,
             "commit": self.commit,
@@ -85,7 +85,7 @@ class Report:
 
 
 def _line(*cells: str) -> str:
-    """Return one row of the table; what is too long for its column goes on in the next line."""
+    """Return one row of the table. A text that is too long for its column continues in the next line."""
     wrapped = [textwrap.wrap(cell, width) or [""] for cell, width in zip(cells, WIDTHS, strict=True)]
     height = max(map(len, wrapped))
     lines = []

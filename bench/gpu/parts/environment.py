@@ -1,4 +1,4 @@
-"""What there is to run on, and whether it is enough for the other parts."""
+"""The machine: facts about it, and whether it is enough for the other parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.gpu.part import Context, Row
 
 
 def run(context: Context, say: Callable[[Row], None]) -> None:
-    """Say the facts; judge what the other parts need."""
+    """Report the facts, and judge those that the other parts depend on."""
     found = context.machine
     names = ", ".join(dict.fromkeys(found.gpus)) or "none"
     say(Row("GPUs", f"{len(found.gpus)}: {names}" if found.is_gpu else "a dry run on CPUs with gloo", value=found.gpus))

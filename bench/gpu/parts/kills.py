@@ -12,7 +12,7 @@ from bench.trials import Trial, measure
 
 RANKS = 2
 NCCL_LOGS = "nccl"
-"""Directory of NCCL's own logs: they say when a process begins to connect."""
+"""Directory of NCCL's own logs, which show when a process begins to connect."""
 
 
 def in_steps(context: Context, say: Callable[[Row], None]) -> None:

@@ -1,8 +1,11 @@
-"""Each kind of split model, on the device: its losses beside those of one process that has the whole model, a checkpoint of parts
-that is read at other splits, and kills inside one of two groups.
+"""Split models of each kind on the device: equal losses, a checkpoint of parts, and kills.
 
-Processes that share a GPU take turns, and the start of a process takes most of the time of a short run. So steps are few, those of
-one size run beside each other, and models that are equal without their mesh have one run to be compared with.
+The losses are compared with those of one process that has the whole model. The checkpoint of parts is read at other
+splits. The kills hit one of two model groups.
+
+Processes that share a GPU take turns, and the start of a process takes most of the time of a short run. So the runs
+have few steps, and those of one size run beside each other. Models that are equal without their mesh are compared with
+the same run.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from bench.trials import BenchError, Trial, measure
 from regroup.layout import KNOWN_DIMS
 
 STEPS, MORE = 4, 6
-"""Steps of a split model; and of the whole one, up to which a model that continues from a checkpoint goes on, too."""
+"""Steps of a split model, and of the whole one. A model that continues from a checkpoint makes the steps up to MORE, too."""
 FIELDS = (
     "global_batch=8",
     "schedule={name: constant, warmup_steps: 1}",
@@ -42,28 +45,28 @@ class Case:
 
     sample: str
     mesh: str = ""
-    """As in a configuration: {shard: 2, context: 2}. Empty: the sample's own."""
+    """Mesh in the form of a configuration, {shard: 2, context: 2}. Empty: the sample's own."""
 
     @property
     def config(self) -> dict[str, object]:
-        """What its file says."""
+        """Configuration of the case."""
         config: dict[str, object] = yaml.safe_load((SAMPLES / f"{self.sample}.yaml").read_text())
         return config | ({"mesh": yaml.safe_load(self.mesh)} if self.mesh else {})
 
     @property
     def sizes(self) -> dict[str, int]:
-        """By dimension of its mesh."""
+        """Dimension of the mesh -> its size."""
         mesh: Any = self.config["mesh"]
         return {name: mesh[name] for name in mesh if name in KNOWN_DIMS}
 
     @property
     def ranks(self) -> int:
-        """Processes that hold one copy of it."""
+        """Number of processes that hold one copy of the model."""
         return math.prod(self.sizes.values())
 
     @property
     def whole(self) -> str:
-        """Equal for models that differ in their mesh only."""
+        """Key of the model without its mesh. Cases with the same key are compared with the same run."""
         return json.dumps({key: value for key, value in self.config.items() if key != "mesh"}, sort_keys=True)
 
     def settings(self, *fields: str) -> list[str]:

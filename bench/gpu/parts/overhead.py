@@ -1,4 +1,4 @@
-"""What a step of the session costs beside the same step under DDP, and how long the GPU is idle in a step of 20 ms."""
+"""A step of the session beside the same step under DDP, and the GPU's idle time in a step of 20 ms."""
 
 from __future__ import annotations
 

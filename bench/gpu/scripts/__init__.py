@@ -1,1 +1,1 @@
-"""What the ranks of `bench.gpu` run. Each file is started as a script."""
+"""Scripts of the ranks of `bench.gpu`. Each file is started as a script."""

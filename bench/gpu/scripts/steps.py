@@ -1,4 +1,4 @@
-"""Short steps of a perceptron on this process's device, for ever: what `bench.gpu` kills and scales."""
+"""Short steps of a perceptron on this process's device, without end. `bench.gpu` kills and scales this job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def loss(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
-    """For `step.run`."""
+    """Return the summed loss of a microbatch and its weight, as `step.run` takes them."""
     targets = batch.y.to(device, non_blocking=True)
     return torch.nn.functional.cross_entropy(output, targets, reduction="sum"), len(targets)
 
