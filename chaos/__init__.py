@@ -1,7 +1,11 @@
 """`make chaos`: random faults at random moments over a real job, and a verdict.
 
-The seed decides the job and the faults (`plan`, pure); `bounds` says within how long a job must commit again after each kind of
-fault, and why; `drive` injects one fault after the other and looks for the next commit after every one, whatever it runs on:
-`local` is `regroup run` with real processes, `cluster_job` a job in the one-machine cluster. `verdict` judges by the traces that
-the trained processes write (pure), `totals` adds verdicts up. Nothing here belongs to the product.
+- `plan` makes the job and its faults from the seed (pure).
+- `kinds` has for each kind of fault the time within which a job must commit again, and the reason for it.
+- `drive` injects one fault after the other and waits for the next commit after each. It does not know where the job
+  runs.
+- `local` runs the job under `regroup run` with real processes, `cluster_job` in the one-machine cluster.
+- `verdict` judges by the traces that the trained processes write (pure), `totals` adds verdicts up.
+
+Nothing here belongs to the product.
 """

@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the jobs, print the verdict, and write it; 1 if a promise did not hold, 2 for what is no verdict."""
+    """Run the jobs, print and write the verdict. Return 1 if a promise did not hold, and 2 if there is no verdict."""
     args = parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     if args.where == "cluster" and args.model == plan.SPLIT:

@@ -21,9 +21,9 @@ from cluster.kubectl import Kubectl
 
 OUT = REPOSITORY / "bench" / "out"
 FAULTS_PER_JOB = {"local": 40, "cluster": 10}
-"""`--per-job`, if it is not given."""
+"""Faults per job if `--per-job` is not given."""
 MakeJob = Callable[[Scenario, Path, int, Sequence[Fault]], Job]
-"""Scenario, a directory for its files, the number of steps, and the faults that will come."""
+"""Makes a job from its scenario, a directory for its files, the number of steps, and the faults that will come."""
 
 
 def local(scenario: Scenario, directory: Path, steps: int, faults: Sequence[Fault]) -> Job:
@@ -32,21 +32,21 @@ def local(scenario: Scenario, directory: Path, steps: int, faults: Sequence[Faul
 
 
 def in_cluster(kubectl: Kubectl) -> MakeJob:
-    """Return what makes jobs in a cluster that has the operator."""
+    """Return a function that makes jobs in a cluster in which the operator is installed."""
     from chaos.cluster_job import ClusterJob  # the local jobs need nothing of a cluster
 
     return lambda scenario, directory, steps, faults: ClusterJob(kubectl, scenario, directory, steps)  # noqa: ARG005
 
 
 def place_of(where: str, model: str) -> str:
-    """Return what tells apart the files of one sort of campaign, and its results: "local", "local-split", "cluster"."""
+    """Return the name of a sort of campaign, for its files and results: "local", "local-split" or "cluster"."""
     return where if model == WHOLE else f"{where}-{model}"
 
 
 def run_one(
     console: Console, make: MakeJob, seed: int, count: int, version: str, *, cluster: bool, model: str = WHOLE
 ) -> Result:
-    """Run one job, say what came of it, and keep its files if it failed."""
+    """Run one job, print its outcome, and keep its files if it failed."""
     scenario = plan.scenario(seed, cluster=cluster, model=model)
     faults = plan.faults(seed, count, scenario, cluster=cluster)
     steps = plan.steps_for(count)
@@ -89,9 +89,9 @@ def run_one(
 
 
 def replay(seed: int, count: int, where: str) -> str:
-    """Return the command that runs this one job again. A job of other faults in number is another job: its last ones differ.
+    """Return the command that runs this one job again. The number of faults is part of it, since it decides the last faults.
 
-    `where` is what `place_of` gives.
+    `where` is a name from `place_of`.
     """
     place, _, split = where.partition("-")
     per_job = f" PER_JOB={count}" if count > FAULTS_PER_JOB[place] else ""

@@ -1,6 +1,6 @@
-"""A job in the one-machine cluster: pods whose processes are this machine's, nodes that can be switched off, an API that can stop.
+"""A job in the one-machine cluster: its pods are processes of this machine, its nodes and the API server can be stopped.
 
-The API server is asked in a thread of its own: it gives no answer while it is stopped.
+A thread of its own asks the API server, which gives no answer while it is stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_S = 0.3
 
 @contextmanager
 def installed() -> Iterator[Kubectl]:
-    """Yield kubectl for a cluster with the operator of this tree in it; take down what was not up before."""
+    """Yield kubectl for a cluster with the operator of this tree. At the end take down a cluster that was not up before."""
     if lifecycle.context():
         raise JobError("REGROUP_CONTEXT names a cluster that is not ours to break: unset it.")
     was_up = lifecycle.is_up()
@@ -157,7 +157,7 @@ class ClusterJob(SignalledJob):
                 self.alive_until_s |= {(agent.worker, t.inner_pid, t.start): now_s for t in agent.trainers}
 
     def changing(self) -> str:
-        """Return how far the newest change of members is, read from the agents' files on the nodes' disks."""
+        """Return how far the newest change of members is, from the agents' files on the nodes' disks."""
         files = []
         for pod in self._pods:
             kubelet = paths.state() / "nodes" / pod["spec"].get("nodeName", "none") / "kubelet"
@@ -218,7 +218,7 @@ class ClusterJob(SignalledJob):
         return f"{name} {'without grace' if grace_s == 0 else 'with grace'}"
 
     def _node(self, fault: Fault) -> str:
-        """Return the target's node, if it is on and no other is off: the machine's other nodes must take its pods."""
+        """Return the node of the target. It must be on, and no other node off, because the other nodes have to take its pods."""
         if not all(nodes.is_on(n) for n in nodes.known()):
             raise NothingToHitError("another node is off")
         homes = sorted({str(p["spec"]["nodeName"]) for p in self._running()})
@@ -261,7 +261,7 @@ class ClusterJob(SignalledJob):
         return "kube-apiserver and etcd"
 
     def _cut_link(self, fault: Fault) -> str:
-        """Have the node of one pod drop what is meant for another pod: a route into nothing, in one direction."""
+        """Have the node of one pod drop the packets for another pod, by a blackhole route in one direction."""
         pods = [p for p in self._running() if p["status"].get("podIP")]
         pairs = [(a, b) for a in pods for b in pods if a["spec"]["nodeName"] != b["spec"]["nodeName"]]
         if not pairs:

@@ -1,6 +1,7 @@
-"""Inject one fault after the other into a running job, at the moments that the plan names, and look for the next commit after each.
+"""Injects one fault after the other into a running job, at the planned moments, and waits for the next commit after each.
 
-Who ends a wait here: a commit, the job's end, or the bound of the last fault; then the job counts as stuck, and is over.
+A wait ends with a commit, the job's end, or the bound of the last fault. At the bound the job counts as stuck, and is
+over.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from harness.polling import within
 POLL_S = 0.004
 LOOK_S = 0.02
 CHANGE_S = 3.0
-"""A fault waits at most this long for its moment, which may be over already or never come. Then it is injected all the same."""
+"""Longest wait of a fault for its moment, which may be over already or never come. Then the fault is injected all the same."""
 RESIZE_S = 8.0
-"""The same after a resize: its newcomers import torch first, 4 s on an idle machine."""
+"""The same wait after a resize. Its new workers import torch first, which takes 4 s on an idle machine."""
 SECONDS_PER_FAULT = 1.6
-"""The steps are paced so that they last as long as the faults."""
+"""Seconds of training for each fault. The steps are paced so that they last as long as the faults."""
 LAST_STEPS = 30
-"""They take 0.1 s each, so that a fault can be aimed at one."""
+"""Number of last steps that take 0.1 s each, so that a fault can be aimed at one."""
 
 
 class _OverError(Exception):
@@ -36,7 +37,7 @@ class Drive:
     """One job from its start to its verdict."""
 
     def __init__(self, job: Job, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
-        """`say` gets a line for each fault and what came of it."""
+        """Drive `job` through `faults`. `say` gets a line for each fault and its outcome."""
         self._job, self._faults, self._say = job, list(faults), say
         self.injected: list[Injected] = []
         self.skipped: list[str] = []
@@ -46,10 +47,10 @@ class Drive:
         self._seen = 0
         self._looked_s = 0.0
         self._resizing = False
-        """A resize was asked for, and its workers are not yet those of the newest generation."""
+        """True from a resize until its workers are those of the newest generation."""
 
     def run(self, expected: Callable[[], Expected]) -> Verdict:
-        """Run the job through all faults; `expected` is asked once it has ended. Raises JobError."""
+        """Run the job through all faults and return the verdict. `expected` is called once the job has ended. Raises JobError."""
         try:
             self._job.pace(0.3, 1 << 30, 0.0)  # few steps are made before all workers are there
             self._job.start()
@@ -88,7 +89,7 @@ class Drive:
     # --- moments -----------------------------------------------------------------------------------------------------
 
     def _pace(self, index: int) -> None:
-        """Have the steps that are left last as long as the faults that are left."""
+        """Pace the steps that are left so that they last as long as the faults that are left."""
         ordinary = sum(f.moment not in (plan.END, plan.FINISHING) for f in self._faults[index:])
         last = self._job.steps - LAST_STEPS
         if not ordinary:
@@ -99,7 +100,7 @@ class Drive:
         self._job.pace(min(max(seconds / left, 0.005), 0.5), last, 0.5)
 
     def _await(self, fault: Fault) -> str:
-        """Wait for a fault's moment, and return it; if it does not come, the moment that is seen instead."""
+        """Wait for a fault's moment and return it. If it does not come, return the moment that is seen instead."""
         job, trace = self._job, self._job.reader.trace
         match fault.moment:
             case plan.FORMING | plan.ADOPTING:
@@ -145,14 +146,14 @@ class Drive:
         return not self._open and self._job.is_whole()
 
     def _whole(self) -> None:
-        """Wait until all wanted workers are members again; what undoes itself later comes on top of the bound."""
+        """Wait until all wanted workers are members again. A fault that is still to be undone extends the bound."""
         self._job.pace(0.5, 1 << 30, 0.0)  # or the job would end while its workers import
         while self._job.undo.pending():
             self._until(lambda: not self._job.undo.pending(), 1.0)
         self._wait(self._job.is_whole, WHOLE_S, f"all of its {self._job.wanted} workers")
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Wait for what must come within a bound, else the job is stuck."""
+        """Wait for a condition. The job is stuck if it does not hold within `timeout_s`."""
         began_s = time.time()
         if not self._until(condition, timeout_s):
             self._stuck(f"The job did not get {what} within {timeout_s:.0f} s.", began_s)
@@ -160,7 +161,7 @@ class Drive:
     def _until(
         self, condition: Callable[[], bool], timeout_s: float = float("inf"), unless: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Look at the job until `condition` holds, or `unless` does; return whether the first did.
+        """Watch the job until `condition` or `unless` holds. Return whether `condition` did.
 
         Raises _OverError when the job has ended.
         """
@@ -201,7 +202,7 @@ class Drive:
         )
 
     def _importing(self, imports: bool) -> bool:
-        """Return whether training on may need a worker that has to import torch first."""
+        """Return whether the job may need a worker that has to import torch before it can train on."""
         now_s, scenario = time.time(), self._job.scenario
         least = scenario.min_workers or self._job.wanted
         recent = any(KINDS[f.kind].imports for f in self.injected if now_s - f.at_s < IMPORTS_S)

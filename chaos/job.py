@@ -1,4 +1,4 @@
-"""What a job under chaos offers to `drive`, wherever it runs."""
+"""The interface of a job under chaos, which `drive` uses wherever the job runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class NothingToHitError(Exception):
 
 
 class JobError(Exception):
-    """The job could not be started or looked at; the text is for the person who ran it."""
+    """The job could not be started or observed. The text is for the person who ran it."""
 
 
 class Undo:
-    """What a fault that lasts leaves to be undone, each at its time, and all of it at the end."""
+    """Undoes faults that last, each at its time, and the rest at the end."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, Callable[[], None]]] = []
@@ -33,13 +33,13 @@ class Undo:
         self._thread.start()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have `action` called in so many seconds, in another thread; what it raises is dropped."""
+        """Call `action` in so many seconds, in another thread. Its exceptions are dropped."""
         with self._changed:
             self._due.append((time.monotonic() + seconds, action))
             self._changed.notify()
 
     def pending(self) -> bool:
-        """Return whether anything is left to be undone."""
+        """Return whether an action is still to come."""
         with self._changed:
             return bool(self._due)
 
@@ -71,16 +71,16 @@ class Undo:
 
 
 class Job(ABC):
-    """One running job. `inject` breaks something in it; everything else looks."""
+    """One running job. `inject` breaks a part of it; the other methods observe it."""
 
     def __init__(self, scenario: Scenario, directory: Path, traces: Path, steps: int) -> None:
-        """`directory` takes the job's files, `traces` is where its processes write theirs."""
+        """Keep the job's files in `directory`. Its processes write their traces to `traces`."""
         self.scenario, self.directory, self.traces, self.steps = scenario, directory, traces, steps
         self.reader = Reader(self.traces)
         self.undo = Undo()
         self.wanted = scenario.workers
         self.alive_until_s: dict[Who, float] = {}
-        """When each traced process was last seen alive while its worker had not been released, by this machine's clock."""
+        """Traced process -> the last time at which it was alive and its worker not released, by this machine's clock."""
 
     @abstractmethod
     def start(self) -> None:
@@ -88,38 +88,38 @@ class Job(ABC):
 
     @abstractmethod
     def status(self) -> dict[str, Any]:
-        """Return its status; empty before there is one."""
+        """Return the job's status. It is empty before there is one."""
 
     @abstractmethod
     def inject(self, fault: Fault) -> str:
-        """Inject a fault and return what was hit, in words. Raises NothingToHitError."""
+        """Inject a fault and return its target, in words. Raises NothingToHitError."""
 
     @abstractmethod
     def changing(self) -> str:
-        """Return how far the newest change of members is: "forming", "adopting", or "" when there is none."""
+        """Return how far the newest change of members is: "forming", "adopting", or "" if there is none."""
 
     @abstractmethod
     def writes_checkpoint(self) -> bool:
-        """Return whether a checkpoint is being written; never for a script, whose checkpoints are its own."""
+        """Return whether a checkpoint is being written. It is never so for a script, which has checkpoints of its own."""
 
     @abstractmethod
     def look(self) -> None:
-        """Note which processes are alive; called often."""
+        """Note the processes that are alive. Called often."""
 
     @abstractmethod
     def ended(self) -> str | None:
-        """Return Succeeded, Failed, or why the job is gone; None while it runs."""
+        """Return Succeeded, Failed, or the reason why the job is gone. None while it runs."""
 
     @abstractmethod
     def diagnosis(self) -> str:
-        """Return what a person needs who finds the job stuck."""
+        """Return the facts that explain a job that is stuck."""
 
     @abstractmethod
     def close(self) -> None:
-        """Undo what is left of the faults, end the job, and leave nothing but its files."""
+        """Undo the faults that are left, end the job, and leave nothing but its files."""
 
     def pace(self, before_s: float, boundary: int, after_s: float) -> None:
-        """Set what a step takes before step `boundary`, and from it on."""
+        """Set the seconds of each step: `before_s` before step `boundary`, and `after_s` from it on."""
         self.traces.mkdir(parents=True, exist_ok=True)
         aside = self.traces / "pace.new"
         aside.write_text(f"{before_s:.4f} {boundary} {after_s:.4f}")

@@ -1,7 +1,7 @@
-"""The kinds of fault: what each is, how often it is drawn, and within how long the job must commit after it. One place for bounds.
+"""The kinds of fault: what each does, how often it is drawn, and within how long the job must commit after it.
 
-A bound counts from the fault's own moment, or from a later fault that came before the next commit: then the later one's bound
-is what counts. Bounds are for a machine with two busy cores. A recovery is usually far below them: the table shows p50 and p99.
+A bound counts from the fault's own moment. If a later fault comes before the next commit, only the later one's bound
+counts. Bounds are for a machine with two busy cores. A recovery is usually far below them: the table shows p50 and p99.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FORM_S = 20.0
-"""Time to form again: a kill is known at once, but a generation that was being formed meanwhile may have to be given up first,
-which takes as long as the operator waits for a member that has entered (Settings.form_timeout_s)."""
+"""Time to form again. A kill is known at once. But a generation that was being formed may have to be given up first.
+That takes as long as the operator waits for a member that has entered (Settings.form_timeout_s)."""
 IMPORTS_S = 30.0
 """A new agent starts, imports torch in its zygote, forks, and the script builds its model: 4 s alone, more if several do."""
 DISCONNECT_S = 5.0
-"""recovery.disconnectSeconds of the jobs, and its slack: so long an agent may be silent before it counts as lost."""
+"""recovery.disconnectSeconds of the jobs, and slack. An agent that is silent for longer counts as lost."""
 NODE_S = 30.0
-"""A node that says nothing: 10 s until Kubernetes calls it NotReady, disconnectSeconds, and the next leader's lease (15 s)
-if the operator was on it."""
+"""Time until a silent node counts as lost: 10 s until Kubernetes calls it NotReady, then disconnectSeconds. If the
+operator was on it, the next leader also waits for the lease (15 s)."""
 LEADER_S = 40.0
-"""Without a leader nothing is decided: lease (15 s), the new leader's first plan, the grace of its term (20 s)."""
+"""Time without a leader, in which nothing is decided: lease (15 s), the new leader's first plan, the grace of its term (20 s)."""
 
 SESSION, SCRIPT = "Session", "Script"
 
@@ -34,20 +34,21 @@ class Kind:
     bound_s: float
     why: str
     lasts: bool = False
-    """It is undone after a time that the plan draws (0.2 to 10 s)."""
+    """The fault is undone after a time that the plan draws (0.2 to 10 s)."""
     tiers: tuple[str, ...] = (SESSION, SCRIPT)
     elastic_only: bool = False
     cluster: bool = True
     local: bool = True
     imports: bool = False
-    """After it a worker imports torch anew; whoever dies there meanwhile cannot be forked at once."""
+    """A worker imports torch again after the fault. Until then the agent cannot fork a process that dies."""
     leaderless: bool = False
-    """After it nothing may be decided for a time, even if training goes on: a later fault waits for the rest of that time."""
+    """The operator may decide nothing for a time after the fault, even if training goes on. A later fault has to wait for that."""
 
     def limit_s(self, *, replaced: bool, script: bool, lasts_s: float) -> float:
         """Return the seconds within which the job must commit after this fault.
 
-        `replaced`: it cannot train without the worker that is hit, or that a fault has just hit: a new one has to be there.
+        `replaced`: the job cannot train without the worker that this fault, or one just before, has hit. So it waits
+        for a new one.
         """
         # Every process of a script starts again: it waits for the old ones' end (10 s at most) and for the imports.
         return self.bound_s + lasts_s + (IMPORTS_S if replaced else 0.0) + (IMPORTS_S if script else 0.0)
@@ -102,9 +103,10 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 WHOLE_S = 90.0
-"""A job must have all wanted workers in its generation again so long after the last fault: a pod's start, imports, and the longest
-back-off of a restart (30 s). It is looked at where the plan says so."""
+"""Time after the last fault within which all wanted workers must be in the job's generation again. It covers a pod's
+start, imports, and the longest back-off of a restart (30 s). The plan chooses the faults before which this is checked.
+"""
 START_S = 150.0
 END_S = 90.0
-"""From the last step's commit to Succeeded: the last checkpoint, every rank's word, one more forming if a rank was killed before
-that, and a script that is started again if one was killed after it."""
+"""Time from the last step's commit to Succeeded. It covers the last checkpoint and every rank's report. It also covers
+one more forming if a rank was killed before that, and the restart of a script that was killed after it."""

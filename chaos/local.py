@@ -1,4 +1,4 @@
-"""A job under `regroup run`: real agents, zygotes and trainer processes of this machine, found by /proc and hit by signals."""
+"""A job under `regroup run`: agents, zygotes and trainer processes of this machine, found by /proc and hit by signals."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCRIPTS = Path(__file__).parent / "scripts"
 REPOSITORY = Path(__file__).resolve().parent.parent
 DISK_BYTES = 8 << 20
 PIPE_BYTES = 4096
-"""A stalled reader is felt at once: the job's log pipe holds no more than this."""
+"""Size of the job's log pipe, so small that the job feels a stalled reader at once."""
 CHECKPOINT_EVERY_S = 1
 
 
 def script_of(job: Scenario) -> str:
-    """Return the name of what a job trains with, in SCRIPTS."""
+    """Return the name of the job's script in SCRIPTS."""
     if job.shape:
         return "split.py"
     return "plain.py" if job.tier == SCRIPT else "session.py"
@@ -41,7 +41,7 @@ class LocalJob(SignalledJob):
     """`regroup run`, started with the scenario's numbers."""
 
     def __init__(self, scenario: Scenario, directory: Path, steps: int, *, needs_disk: bool) -> None:
-        """`needs_disk`: a disk will be full, so the checkpoints lie on a small tmpfs (root only)."""
+        """Prepare a job. With `needs_disk` a fault fills the disk, so the checkpoints lie on a small tmpfs (root only)."""
         super().__init__(scenario, directory, directory / "trace", steps)
         self.traces.mkdir(parents=True)
         self.state = directory / "state"
@@ -112,7 +112,7 @@ class LocalJob(SignalledJob):
         return self._outcome() or f"`regroup run` ended with exit code {code}"
 
     def _outcome(self) -> str:
-        """Return the phase in which the job has ended; empty: it has not."""
+        """Return the phase in which the job has ended, or "" while it has not."""
         phase = self.status().get("phase")
         return phase if phase in ("Succeeded", "Failed") else ""
 
@@ -185,7 +185,7 @@ class LocalJob(SignalledJob):
                 self.alive_until_s[built.who] = now_s
 
     def changing(self) -> str:
-        """Return how far the newest change of members is, read from the agents' own files."""
+        """Return how far the newest change of members is, from the agents' own files."""
         newest = int((self.status().get("membership") or {}).get("generation", 0))
         files = [self._agent_file(path) for path in self.state.glob("*/state/agent.json")]
         entered = [f for f in files if f.get("entered", 0) == newest]
@@ -241,5 +241,5 @@ class LocalJob(SignalledJob):
 
 
 def _is_exec(pid: int, name: str) -> bool:
-    """Return whether this is a trainer that was exec'd because its agent has given up its zygote."""
+    """Return whether a process is a trainer that its agent has exec'd, without a zygote."""
     return name != "zygote" and "LOCAL_RANK" in environment_of(pid)

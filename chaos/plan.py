@@ -1,6 +1,6 @@
-"""What a seed stands for: one job, and its faults in their order. Pure; the same on every machine.
+"""Makes the job of a seed and its faults, in their order. Pure: a seed gives the same on every machine.
 
-A plan names rules, not processes: "the agent of the third worker in three" is looked up when its moment has come.
+A plan names rules, not processes: "the agent of the third worker in three" is found when its moment has come.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ from chaos.kinds import KINDS, SCRIPT, SESSION, Kind
 SETTLED, FORMING, ADOPTING, CHECKPOINT, SCALING, END, FINISHING = (
     "settled", "forming", "adopting", "checkpoint", "scaling", "end", "finishing",
 )  # fmt: skip
-"""Moments at which a fault is injected; see Fault.moment."""
+"""Moments at which a fault is injected. `Fault.moment` explains them."""
 RECOVERING = "recovering"
-"""Never planned, but met instead of a planned moment: no commit since the fault before, and no change of members is seen."""
+"""Never planned, but met instead of a planned moment: no commit has come since the last fault, and members do not change."""
 MOMENTS = (SETTLED, RECOVERING, FORMING, ADOPTING, SCALING, CHECKPOINT, END, FINISHING)
 MAX_WORKERS = 5
 WHOLE, SPLIT = "whole", "split"
-"""Whether each process of a job has all of the model (`--model`). A seed stands for another job in each."""
+"""Sorts of jobs (`--model`). In a whole job each process has all of the model. A seed gives another job in each sort."""
 END_FAULTS = 3
-"""So many of a job's faults come in its last steps, if it has at least three times as many."""
+"""Number of faults that come in a job's last steps, if it has at least three times as many."""
 END_STEPS = 10
 EVALUATE_EVERY = 10
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model is split, and over which workers."""
+    """The split of a model, and the workers that hold it."""
 
     mesh: str
-    """What `regroup.mesh()` is called with: "shard=2 tensor=2"."""
-    processes: int
-    """Of a worker."""
+    """Arguments of `regroup.mesh()`: "shard=2 tensor=2"."""
+    processes: int  # of a worker
     workers_per_group: int
     most_groups: int
-    """So many copies of the model at most: a process takes memory and time of two cores."""
+    """Most copies of the model in a job: a process takes memory and time of two cores."""
     schedule: str = ""
-    """Of the pipeline. Empty: there is none."""
+    """Schedule of the pipeline. Empty if there is none."""
 
     @property
     def group_size(self) -> int:
-        """Processes that hold one copy of the model."""
+        """Number of processes that hold one copy of the model."""
         return self.processes * self.workers_per_group
 
 
@@ -60,7 +59,7 @@ SHAPES = (
     Shape("pipeline=2 shard=2", 4, 1, 2, "1f1b"),
     Shape("tensor=2 pipeline=2", 4, 1, 2, "interleaved"),
 )
-"""Seeds take them in turn, so that ten jobs in a row have them all. A session refuses "zero_bubble" beside another dimension."""
+"""Seeds take the shapes in turn, so that ten jobs in a row have all. A session refuses "zero_bubble" with another dimension."""
 
 
 @dataclass(frozen=True)
@@ -71,30 +70,30 @@ class Scenario:
     processes: int
     workers: int
     min_workers: int | None
-    """None: fixed size."""
+    """None for a job of fixed size."""
     shape: Shape | None = None
-    """None: each process has all of the model."""
+    """None if each process has all of the model."""
     evaluate_every: int = 0
-    """Steps between two evaluations in job.collective(); 0: there are none."""
+    """Steps between two evaluations in job.collective(). 0: no evaluations."""
 
     @property
     def group_size(self) -> int:
-        """Processes that hold one copy of the model."""
+        """Number of processes that hold one copy of the model."""
         return self.shape.group_size if self.shape else 1
 
     @property
     def workers_per_group(self) -> int:
-        """Workers join and leave in groups of so many."""
+        """Number of workers that join and leave together."""
         return self.shape.workers_per_group if self.shape else 1
 
     @property
     def max_workers(self) -> int:
-        """The largest size of an elastic job."""
+        """Largest size of an elastic job."""
         return self.shape.most_groups * self.shape.workers_per_group if self.shape else MAX_WORKERS
 
     @property
     def elastic(self) -> bool:
-        """Whether the job may train with fewer workers than it wants."""
+        """True if the job may train with fewer workers than it wants."""
         return self.min_workers is not None
 
     def __str__(self) -> str:
@@ -107,25 +106,29 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what, when, to whom."""
+    """One fault: its kind, its moment and its target."""
 
     kind: str
     moment: str
-    """settled: `delay_s` after the last one was recovered from. forming, adopting: while the change of members that the fault
-    before caused is at that point. scaling: `delay_s` into a resize, or once its generation forms. checkpoint: while one is
-    written. end: in the last ten steps. finishing: after them. The moment may not come: Injected.moment is the one that the
-    fault met."""
+    """Planned moment. It may not come: `Injected.moment` is the moment that the fault met.
+
+    - settled: `delay_s` after the job has recovered from the last fault.
+    - forming, adopting: while the change of members that the last fault caused is at that point.
+    - scaling: `delay_s` into a resize, or when its generation forms.
+    - checkpoint: while a checkpoint is written.
+    - end: in the last ten steps. finishing: after them.
+    """
     delay_s: float
     lasts_s: float
     target: float
-    """In [0, 1): which of the candidates, in the order of their slots."""
+    """Number in [0, 1) that chooses the target among the candidates, in the order of their slots."""
     number: int
-    """What the kind needs of a number: the size to scale to, a way to damage, whether a pod gets a grace."""
+    """Random number for the kind: the size to scale to, a way to damage a checkpoint, or whether a pod gets a grace."""
     whole_first: bool
-    """Before it, the job must have had all of its workers again."""
+    """True if the fault waits until the job has all of its workers again."""
 
     def pick(self, count: int, *, beside: int = 0) -> int:
-        """Return the index of the target among `count` candidates, or of the next one but `beside`."""
+        """Return the index of the target among `count` candidates, or of the candidate `beside` places after it."""
         return (int(self.target * count) + beside) % count
 
     def __str__(self) -> str:
@@ -164,7 +167,7 @@ def _split_scenario(seed: int) -> Scenario:
 
 
 def faults(seed: int, count: int, job: Scenario, *, cluster: bool = False) -> list[Fault]:
-    """Return the faults of a job: the first of an endless list, the last few of them moved to the job's end."""
+    """Return the faults of a job. They are the first of an endless list, the last few of them moved to the job's end."""
     drawn = list(islice(_draw(random.Random(f"faults {seed}"), job, cluster), count))
     late = END_FAULTS if count >= 3 * END_FAULTS else 0
     rng = random.Random(f"end {seed}")
@@ -202,8 +205,11 @@ def _fits(kind: Kind, job: Scenario, cluster: bool) -> bool:
 
 
 def _duration(kind: Kind, u: float) -> float:
-    """0.2 to 10 s, short ones far more often: they hit the moments at which the long ones are merely waited for. What stands for
-    a machine lasts longer: 5 to 25 s without power, 20 s without an API server."""
+    """Return the seconds that a fault lasts: 0.2 to 10 s, short ones far more often.
+
+    Short faults hit moments that long ones only wait through. Faults of a machine last longer: 5 to 25 s without power,
+    and 20 s without an API server.
+    """
     if not kind.lasts:
         return 0.0
     if kind.name in ("stop-api", "power-off"):
@@ -230,5 +236,5 @@ def _at_the_end(fault: Fault, rng: random.Random) -> Fault:
 
 
 def steps_for(count: int) -> int:
-    """Return how many steps a job with so many faults makes: enough to commit between them, and to end soon after the last."""
+    """Return the number of steps of a job with so many faults. It can commit between them, and ends soon after the last."""
     return 120 + 20 * count

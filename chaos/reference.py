@@ -1,4 +1,4 @@
-"""What a job ends with if nothing happens to it: the same script in one plain `python`, kept per version of script and library."""
+"""The run without faults: the same script in one plain `python`. Its result is kept for each version of script and library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def digest_of(directories: Iterable[str]) -> str:
 
 
 def expected(script: str, steps: int, evaluate_every: int = 0) -> Expected:
-    """Return how a run of `script` without faults ends after so many steps, in one process that has all of the model.
+    """Return the result of `script` after so many steps without faults, in one process that has all of the model.
 
     Raises JobError.
     """

@@ -1,6 +1,6 @@
-"""Faults that signals and files make, to whatever runs the job: processes of this machine either way.
+"""Faults by signals and files. The processes of a job are processes of this machine, wherever the job runs.
 
-A rule of the plan becomes a process here, at its moment. Each method `_KIND` injects that kind and returns what it hit.
+A rule of the plan becomes a process here, at its moment. Each method `_KIND` injects that kind and returns its target.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from chaos.kinds import SCRIPT
 from chaos.plan import Fault
 
 WRITES_S = 1.0
-"""A checkpoint whose files have not changed for so long is not being written: its writer was killed."""
+"""Time after which a checkpoint with unchanged files is not being written any more. Its writer was killed."""
 _CHECKPOINT = re.compile(r"(?:\.writing-)?step-(\d+)\.g(\d+)-.*")
-"""Written aside first, then renamed, then committed (regroup.checkpoint.store)."""
+"""Name of a checkpoint: regroup.checkpoint.store writes it aside first, then renames it, then commits it."""
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer process: its id on this machine, and in its container (where there is one)."""
+    """A trainer process: its id on this machine, and its id in its container if it has one."""
 
     pid: int
     inner_pid: int
-    start: int
-    """In clock ticks since the machine's boot."""
+    start: int  # in clock ticks since the machine's boot
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,11 @@ class SignalledJob(Job):
         return what
 
     def _check_repeatable(self, fault: Fault) -> None:
-        """Raise NothingToHitError where the fault would rightly fail the job: after the last step, with the state of that step in
-        no checkpoint. Members of a script, and of a model that is split over workers, go back to an older one together."""
+        """Raise NothingToHitError if the fault would rightly fail the job.
+
+        That is so after the last step if no checkpoint has the state of that step. Members of a script, and of a model
+        that is split over workers, go back to an older checkpoint together, so they may be hit.
+        """
         status = self.status()
         finished, saved = status.get("finished"), (status.get("checkpoint") or {}).get("step")
         if not finished or self.scenario.tier == SCRIPT or self.scenario.workers_per_group > 1:

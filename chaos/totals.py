@@ -1,4 +1,4 @@
-"""Results of jobs: a journal that survives an interruption, sums over it, and the table of times. Pure but for the journal."""
+"""Results of jobs: a journal that survives an interruption, sums over it, and its tables. Pure but for the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Result:
 
     seed: int
     num_faults: int
-    """Faults asked for; `faults` are those injected."""
+    """Number of faults asked for. `faults` has those that were injected."""
     where: str
     version: str
     """Digest of the sources that ran."""
@@ -55,21 +55,21 @@ class Journal:
             file.write(result.line() + "\n")
 
     def read(self) -> list[Result]:
-        """Return all results; a line that was cut short by a crash is left out."""
+        """Return all results. A line that was cut short by a crash is left out."""
         if not self.path.exists():
             return []
         return [parse(line) for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def done_already(results: Iterable[Result], *, version: str) -> dict[tuple[int, int], Result]:
-    """Return by (seed, faults asked for) the newest result of this version of the sources that passed."""
+    """Map (seed, faults asked for) to the newest result of this version of the sources that passed."""
     return {(r.seed, r.num_faults): r for r in results if r.version == version and r.verdict.passed}
 
 
 def by_kind(faults: Iterable[Injected]) -> dict[str, dict[str, float | None]]:
-    """Return for each kind how many there were, and p50, p99 and the maximum of the seconds to the next commit.
+    """Return for each kind its number of faults, and p50, p99 and the maximum of the seconds to the next commit.
 
-    Those that no commit followed count in `n` only; with no other of its kind the times are None.
+    A fault without a commit after it counts in `n` only. The times of a kind are None if it has only such faults.
     """
     of_kind: dict[str, list[Injected]] = {}
     for fault in faults:
@@ -87,9 +87,9 @@ def by_kind(faults: Iterable[Injected]) -> dict[str, dict[str, float | None]]:
 
 
 def by_moment(faults: Iterable[Injected]) -> dict[str, dict[str, int]]:
-    """Return for each moment how many faults met it, for how many it was planned, and how many of these met it.
+    """Return for each moment the number of faults that met it (`n`), of faults planned for it, and of planned ones that met it.
 
-    Faults from before both were recorded are left out.
+    Faults in journals from before both were recorded are left out.
     """
     known = [f for f in faults if f.planned]
     return {
@@ -104,7 +104,7 @@ def by_moment(faults: Iterable[Injected]) -> dict[str, dict[str, int]]:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Return what stands in bench/out/chaos.json."""
+    """Return the content of bench/out/chaos.json."""
     verdicts = [r.verdict for r in results]
     faults = [f for r in results for f in r.faults]
     return {
@@ -126,14 +126,14 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table in words: for a terminal, and for docs/how-to/chaos.md."""
+    """A table in words, for a terminal and for docs/how-to/chaos.md."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def table(self) -> Table:
-        """Return it for a terminal."""
+        """Return the table for a terminal."""
         out = Table(title=self.title, title_justify="left", box=None, pad_edge=False)
         for index, name in enumerate(self.columns):
             out.add_column(name, justify="right" if index else "left")
@@ -142,13 +142,13 @@ class Grid:
         return out
 
     def markdown(self) -> str:
-        """Return it for a document."""
+        """Return the table in Markdown."""
         rule = ("---", *("---:" for _ in self.columns[1:]))
         return "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
 
 
 def grids(found: dict[str, Any]) -> list[Grid]:
-    """Return the table of times by kind of fault, and that of the moments that were met."""
+    """Return two tables: times by kind of fault, and the moments that were met."""
     kinds = [
         (
             kind,

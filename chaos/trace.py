@@ -1,4 +1,4 @@
-"""The traces of one job: read as they grow, and the few questions asked while it runs. Judging comes later, in `verdict`."""
+"""The traces of one job: `Reader` reads them while they grow, `verdict` judges them later."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Who = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Commit:
-    """One process committed one step. `t_s` is seconds since the epoch."""
+    """A commit of one step by one process. `t_s` is seconds since the epoch."""
 
     t_s: float
     who: Who
     generation: int
-    """0 in the Script tier, whose processes do not know it."""
+    """0 in the Script tier, whose processes do not know their generation."""
     step: int
     part: int = 0
-    """Which part of the model it has: its index in its model group."""
+    """Part of the model that the process has: its index in its model group."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A process is ready to train; in the Script tier it has read its checkpoint, of this step."""
+    """A process is ready to train. In the Script tier it has read its checkpoint of this step."""
 
     t_s: float
     who: Who
@@ -36,22 +36,22 @@ class Built:
 
 @dataclass(frozen=True)
 class Done:
-    """A process has taken the last step, with these parameters."""
+    """A process has made the last step, with these parameters."""
 
     t_s: float
     who: Who
     generation: int
     world_size: int
     parameters: str
-    """Their digest; empty where the model is split."""
+    """Digest of the parameters; empty for a split model."""
     samples: str
     elements: dict[str, str] = field(default_factory=dict)
-    """Where the model is split: value by name and position in the whole parameter, "head.bias[3]", of this process's part."""
+    """Only for a split model: name and position in the whole parameter, "head.bias[3]" -> value in this process's part."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A process has evaluated the model together with others, after so many steps."""
+    """A process has evaluated the model together with others, after this number of steps."""
 
     who: Who
     step: int
@@ -60,21 +60,21 @@ class Evaluated:
 
 @dataclass
 class Trace:
-    """All events so far, each kind in the order in which it was read: nearly that of time."""
+    """All events so far. The events of each kind are in the order of reading, which is nearly that of time."""
 
     commits: list[Commit] = field(default_factory=list)
     built: list[Built] = field(default_factory=list)
     done: list[Done] = field(default_factory=list)
     evaluated: list[Evaluated] = field(default_factory=list)
     saved: list[tuple[float, int]] = field(default_factory=list)
-    """Script tier: when a checkpoint of which step was complete."""
+    """Only in the Script tier: the time at which a checkpoint was complete, and its step."""
     step: int = -1
     """Highest step committed so far."""
     generation: int = 0
     """Newest generation that has committed."""
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take one line of a trace."""
+        """Add one line of a trace."""
         who = (event["pod"], event["pid"], event["start"])
         match event["event"]:
             case "commit":
@@ -103,14 +103,14 @@ class Trace:
 
 @dataclass
 class Reader:
-    """Reads a directory of traces, each time only what is new."""
+    """Reads a directory of traces. Each call of `poll` reads only new lines."""
 
     directory: Path
     trace: Trace = field(default_factory=Trace)
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def poll(self) -> Trace:
-        """Read what was written since the last call; a line that is being written is left for the next."""
+        """Read the lines that were written since the last call. A line that is being written is left for the next call."""
         for path in self.directory.glob("*.jsonl"):
             offset = self._offsets.get(path, 0)
             if path.stat().st_size <= offset:

@@ -1,6 +1,6 @@
-"""Judge one job by its traces: stuck, rolled back, equal. Pure.
+"""Judges one job by its traces: stuck, rolled back, equal. Pure.
 
-What the operator says of itself is not asked, but for the digest of the samples, which is compared.
+The operator's own reports are not evidence, except for the digest of the samples, which is compared.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from chaos.trace import Commit, Done, Trace, Who
 
 @dataclass
 class Injected:
-    """A fault that was injected, and what came of it. Times are seconds since the epoch."""
+    """A fault that was injected, and its outcome. Times are seconds since the epoch."""
 
     kind: str
     moment: str
-    """The moment that it met: what was seen right before it was injected."""
+    """Moment that the fault met: the one seen right before it was injected."""
     hit: str
     at_s: float
     bound_s: float
     step: int
-    """Highest step committed when it was injected."""
+    """Highest step committed at the injection."""
     generation: int
-    """Newest generation that had committed by then."""
+    """Newest generation that had committed at the injection."""
     recovered_s: float | None = None
     """Seconds to the next commit, or to the job's end if there was nothing left to commit."""
     stuck: bool = False
     planned: str = ""
-    """The moment that the plan names. Empty in journals from before it was recorded; their `moment` is the planned one."""
+    """Planned moment. It is empty in journals from before it was recorded, where `moment` is the planned one."""
 
     @property
     def when(self) -> str:
-        """Its moment in words, with the planned one if that did not come."""
+        """Moment in words, with the planned one if that did not come."""
         return self.moment if self.planned in ("", self.moment) else f"{self.moment} instead of {self.planned}"
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """A group went on from an older state than a living process held."""
+    """A generation that continued from an older state than a living process held."""
 
     generation: int
     began_with_step: int
@@ -56,40 +56,41 @@ class RollBack:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the run without faults ended with."""
+    """Result of the run without faults."""
 
     parameters: str
     samples: str
     elements: dict[str, str] = field(default_factory=dict)
-    """Where the model is split: see Done.elements."""
+    """Only for a split model: the values of `Done.elements`, of the whole model."""
     evaluated: dict[int, float] = field(default_factory=dict)
-    """What its evaluations found, by the number of steps before."""
+    """Number of steps before an evaluation -> its result."""
 
 
 @dataclass
 class Verdict:
-    """What is said of a whole job."""
+    """Verdict over a whole job."""
 
     outcome: str = ""
     stuck: list[str] = field(default_factory=list)
     """One sentence for each wait that was longer than its bound."""
     unequal: list[str] = field(default_factory=list)
-    """One sentence for each way in which the end differs from that of the run without faults."""
+    """One sentence for each difference from the end of the run without faults."""
     rolled_back: list[str] = field(default_factory=list)
     generations: int = 0
     redone: int = 0
-    """Steps that were committed again by a later generation (Script: by later processes)."""
+    """Number of steps that a later generation (Script: a later process) committed again."""
 
     @property
     def passed(self) -> bool:
-        """Whether every promise held."""
+        """True if every promise held."""
         return self.outcome == "Succeeded" and not (self.stuck or self.unequal or self.rolled_back)
 
 
 def proves_progress(commit: Commit, fault: Injected, built_s: Mapping[Who, float]) -> bool:
     """Return whether a commit shows that the group works after a fault.
 
-    Of the group that the fault met, one step may still complete from buffers; the one after it cannot without every rank.
+    The group that the fault met may still complete one step from buffers. It cannot commit the step after that without
+    every rank.
     """
     if commit.t_s <= fault.at_s:
         return False
@@ -105,10 +106,11 @@ def next_commit(trace: Trace, fault: Injected, since: int = 0) -> Commit | None:
 
 
 def overdue_s(injected: Sequence[Injected], last_commit_s: float, now_s: float, least_s: float = 0.0) -> float | None:
-    """Return for how many seconds there has been no commit, if that is longer than the faults explain; None: all is well.
+    """Return the seconds without a commit if they are more than the faults explain, else None.
 
-    While a fault is not recovered from, time counts from the last fault and the longest bound of those counts; afterwards from
-    the last commit. `least_s` is what the moment allows in any case, such as the end of the job.
+    While the job has not recovered from a fault, time counts from the last fault, and the longest bound of the open
+    faults applies. Afterwards it counts from the last commit. `least_s` is a bound that applies in any case, as at the
+    end of the job.
     """
     if not injected:
         return None
@@ -119,21 +121,24 @@ def overdue_s(injected: Sequence[Injected], last_commit_s: float, now_s: float, 
 
 
 def leaderless_s(injected: Sequence[Injected], now_s: float) -> float:
-    """Return for how long earlier faults may still keep the operator from deciding anything: a commit after them shows that
-    training goes on, not that there is a leader."""
+    """Return the seconds for which earlier faults may still keep the operator from deciding anything.
+
+    A commit after those faults is no proof of a leader: it only shows that training goes on.
+    """
     ends_s = (f.at_s + f.bound_s - FORM_S for f in injected if KINDS[f.kind].leaderless)
     return max(0.0, max(ends_s, default=now_s) - now_s)
 
 
 def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float], group_size: int = 1) -> list[RollBack]:
-    """Return the generations of a session that began with an older state than some process held that lived on afterwards.
+    """Return the generations of a session that continued from an older state than a process held that lived on.
 
-    `alive_until_s` is when each process was last seen alive: one that was seen after the generation's first commit held its
-    state all the while.
+    `alive_until_s` maps each process to the last time at which it was alive. A process that was alive after the
+    generation's first commit held its state all the while.
 
-    Of a model that is split, `group_size` processes hold one copy. A state of which one part is lost is no state: its holders
-    may go back, to a checkpoint. It is whole as long as each part has a living process that has made the step in that
-    generation, or the step before it: nobody applies a step that the others have not reduced, and they follow with what they kept.
+    For a split model, `group_size` processes hold one copy. A state of which one part is lost is no state: its holders
+    may go back, to a checkpoint. A state is whole as long as each part has a living process that is at most one step
+    behind in that generation. A process applies a step only after all others have reduced it, and those others can
+    follow with the gradients that they kept.
     """
     commits = sorted(trace.commits, key=lambda c: c.t_s)
     newest: dict[Who, Commit] = {}
@@ -151,7 +156,7 @@ def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float], group_size: int
 
 
 def script_roll_backs(trace: Trace) -> list[RollBack]:
-    """Return the processes of a script that began with less than the newest checkpoint that was complete before they started."""
+    """Return the processes of a script that began with an older state than the newest checkpoint from before their start."""
     found = []
     for built in trace.built:
         saved = max((step for t_s, step in trace.saved if t_s < built.started_s), default=0)
@@ -161,7 +166,7 @@ def script_roll_backs(trace: Trace) -> list[RollBack]:
 
 
 def redone_steps(trace: Trace) -> int:
-    """Return how many steps were committed again: each time a later group begins at or below the highest step so far."""
+    """Return the number of steps that were committed again. They count when a later group begins at or below the highest step."""
     built_s: dict[Who, float] = {b.who: b.started_s for b in trace.built}
     first: dict[tuple[int, Who | None], Commit] = {}
     for commit in sorted(trace.commits, key=lambda c: c.t_s):
@@ -181,7 +186,7 @@ def redone_steps(trace: Trace) -> int:
 
 
 def differences(done: Sequence[Done], expected: Expected, samples_in_status: str | None) -> list[str]:
-    """Return what differs between the end of a job and the end of the run without faults."""
+    """Return one sentence for each difference between the end of a job and the end of the run without faults."""
     if not done:
         return ["No process wrote its final parameters."]
     last = max(d.generation for d in done)
@@ -201,10 +206,11 @@ def differences(done: Sequence[Done], expected: Expected, samples_in_status: str
 
 
 def split_differences(trace: Trace, expected: Expected) -> list[str]:
-    """Return what differs between a model that was split and the same model in one process, without faults.
+    """Return one sentence for each difference between a split model and the same model in one process, without faults.
 
-    Each process that took the last step says what its part holds. All of it, and the value of each evaluation on the way, has to
-    be what one process has: its sums are exact, so neither the split nor the number of processes may change a bit.
+    Each process that made the last step writes the values of its part. All elements, and the result of each evaluation,
+    have to be those of one process. Its sums are exact, so neither the split nor the number of processes may change a
+    bit.
     """
     out = []
     last = max((d.generation for d in trace.done), default=0)

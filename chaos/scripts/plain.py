@@ -1,7 +1,7 @@
-"""What a Script job trains under chaos: torch.distributed as anybody writes it, with a checkpoint of its own. Knows no `regroup`.
+"""The script of a Script job under chaos: torch.distributed as anybody writes it, with a checkpoint of its own.
 
-Gradients are rounded to multiples of 2^-24 before they are summed, so that their sum, and with it the final parameters, do not
-depend on the number of ranks. Environment: CHAOS_TRACE, CHAOS_STEPS. See tracing.py.
+It does not import `regroup`. Gradients are rounded to multiples of 2^-24 before they are summed. So neither their sum
+nor the final parameters depend on the number of ranks. Environment: CHAOS_TRACE, CHAOS_STEPS (tracing.py).
 """
 
 import hashlib

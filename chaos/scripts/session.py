@@ -1,6 +1,6 @@
-"""What a Session job trains under chaos: a small model in `exact`, every commit traced. With plain `python`: the reference.
+"""The script of a Session job under chaos: a small model in `exact`, every commit traced.
 
-Environment: CHAOS_TRACE, CHAOS_STEPS. See tracing.py.
+In plain `python` it is the reference. Environment: CHAOS_TRACE, CHAOS_STEPS (tracing.py).
 """
 
 import hashlib

@@ -1,12 +1,16 @@
-"""What a job with a split model trains under chaos: a small model whose sums are exact. With plain `python`: the reference, whole.
+"""The script of a job with a split model under chaos: a small model whose sums are exact.
 
-The factors of each product are multiples of a power of two and bounded: at most 22 bits for each sum, of a layer as of a batch. So
-float32 adds them without rounding, and the parameters do not depend on how the model is split, nor on the number of ranks. What
-follows a sum is computed element by element: rounding there is the same everywhere. Learning rate and momentum are powers of
-two, so that a fused multiply-add gives the same as two operations.
+In plain `python` it is the reference, with the whole model. The factors of each product are bounded multiples of a
+power of two. So each sum, of a layer and of a batch, has at most 22 bits, and float32 adds without rounding. The
+parameters depend neither on the split nor on the number of ranks. Operations after a sum are element by element, and
+their rounding is the same everywhere. Learning rate and momentum are powers of two, so that a fused multiply-add gives
+the same as two operations.
 
-Environment: CHAOS_TRACE, CHAOS_STEPS, CHAOS_MESH ("shard=2 tensor=2"; empty: not split), CHAOS_SCHEDULE (of the pipeline, if any),
-CHAOS_EVALUATE (evaluate after so many steps; 0: never). See tracing.py.
+Environment: CHAOS_TRACE, CHAOS_STEPS (tracing.py), and
+
+- CHAOS_MESH: "shard=2 tensor=2"; empty if the model is not split;
+- CHAOS_SCHEDULE: of the pipeline, if there is one;
+- CHAOS_EVALUATE: steps between two evaluations; 0 for none.
 """
 
 import os
@@ -89,7 +93,7 @@ def row() -> torch.nn.Sequential:
 
 
 def split(whole: torch.nn.Sequential) -> torch.nn.Module:
-    """Return what this process has of a model, by the mesh of its group."""
+    """Return this process's part of a model, by the mesh of its group."""
     *blocks, head = whole
     if "tensor" in SIZES:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -106,7 +110,7 @@ def split(whole: torch.nn.Sequential) -> torch.nn.Module:
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what this process has of a parameter."""
+    """Return this process's part of a parameter."""
     part: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
     return part.detach().flatten()
 
@@ -133,7 +137,7 @@ trace("built", started=started)
 
 
 def errors(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return how far the model's output is from its targets: multiples of 2^-6 up to 4."""
+    """Return the distance of the model's output from its targets, in multiples of 2^-6 up to 4."""
     return torch.clamp(torch.round((out - targets).detach() * 2**6) / 2**6, -4, 4)
 
 
@@ -143,7 +147,7 @@ def loss(out: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
 
 
 def evaluate(job: Any) -> None:
-    """Have the first samples evaluated by all processes together, and write down the sum of their errors."""
+    """Evaluate the first samples in all processes together, and write the sum of their errors."""
     for attempt in job.collective("eval"):
         with attempt as team, torch.no_grad():
             found = torch.zeros(())
@@ -157,7 +161,7 @@ def evaluate(job: Any) -> None:
 
 
 def finish(job: Any) -> None:
-    """Write down what this process has of the parameters, each element under its position in the whole parameter."""
+    """Write this process's part of the parameters, each element under its position in the whole parameter."""
     elements = {
         f"{name}[{at}]": value.hex()
         for name, p in model.named_parameters()

@@ -1,8 +1,8 @@
-"""What the trained scripts share: their trace, and their pace. Standard library only.
+"""The trace and the pace of the trained scripts. Standard library only.
 
-CHAOS_TRACE names a directory. Each process writes its own file there, a line an event, in one write: a kill leaves no half line.
-`pace` in it holds "SECONDS STEP SECONDS": what each step takes before that step, and from it on. `slow-NAME` holds seconds that
-each step of this process takes longer.
+CHAOS_TRACE names a directory. Each process writes a file there, a line an event, in one write: a kill leaves no half
+line. The file `pace` in it holds "SECONDS STEP SECONDS": the time of each step before that step, and from it on. The
+file `slow-NAME` holds extra seconds for each step of this process.
 """
 
 import json
@@ -25,7 +25,7 @@ def trace(event: str, **what: object) -> None:
 
 
 def pause(step: int) -> None:
-    """Take as long as this step is meant to."""
+    """Sleep for the time that this step is meant to take."""
     before, boundary, after = [*_numbers("pace"), 0.0, 0.0, 0.0][:3]
     time.sleep(before if step < boundary else after)
     time.sleep(sum(_numbers(f"slow-{_NAME}")))
