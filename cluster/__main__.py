@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn what went wrong into one sentence on standard error."""
+    """Run the command line. An error is one sentence on standard error."""
     try:
         return run(parser().parse_args(arguments))
     except ClusterError as error:

@@ -1,7 +1,8 @@
 """etcd and kube-apiserver as two plain processes: enough for tests of the resource, and the heart of `up`.
 
-`start` and `stop` need no root. Without a controller manager and nodes nothing acts on what is stored: no default
-service accounts (so their admission is off in the bare form), no garbage collection, no pods that run.
+`start` and `stop` need no root. Without a controller manager and nodes nothing acts on stored objects: there are no
+default service accounts, no garbage collection, and no pods run. So the bare form runs without service account
+admission.
 """
 
 import os
@@ -95,7 +96,7 @@ def stop(directory: Path) -> None:
 
 
 def kill(directory: Path) -> None:
-    """End both without grace and wait for them. What etcd had not written is lost: for a state that nobody reads again."""
+    """End both without grace and wait for them. Data that etcd had not written is lost, so nobody may read the state again."""
     for name in ("kube-apiserver", "etcd"):
         processes.stop(directory, name, grace_s=0)
 

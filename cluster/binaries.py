@@ -1,8 +1,8 @@
-"""Build programs from a Go module, once per content of that module; first of all the cluster's own from `go/`.
+"""Builds programs from a Go module, once per content of that module. The first one is the cluster's own module in `go/`.
 
 Callers (`up`, `tests/api`) use `ensure()` and get a directory with kube-apiserver, etcd, kubectl, helm and the rest.
 All Kubernetes components and etcd are one program that looks at argv[0]; the directory holds symbolic links to it.
-Benchmarks build what they compare with in the same way: `Build` and `build_once`.
+Benchmarks build the systems that they compare with `Build` and `build_once`.
 """
 
 import fcntl
@@ -40,10 +40,10 @@ class Build:
     packages: Sequence[str]
     out: Path
     expected_s: float
-    """How long it takes about, for the progress bar."""
+    """Usual length of the build in seconds, for the progress bar."""
     ldflags: str = "-s -w"
     links: Sequence[str] = ()
-    """Symbolic links to the program `kube`, beside it."""
+    """Symbolic links to the program `kube` in the same directory."""
 
 
 def ensure() -> Path:
@@ -75,7 +75,7 @@ def build_once(build: Build) -> Path:
 
 
 def module_directory(build: Build, path: str) -> Path:
-    """Return where the sources of a module that `build` depends on lie; read only. Raises ClusterError."""
+    """Return the directory with the sources of a module that `build` depends on; read only. Raises ClusterError."""
     go = toolchain.find_go()
     _download(go, build.module)
     listed = subprocess.run(
@@ -87,7 +87,7 @@ def module_directory(build: Build, path: str) -> Path:
 
 
 def stamp(build: Build) -> str:
-    """Return a digest of everything that decides what the build produces."""
+    """Return a digest of all inputs of the build."""
     digest = hashlib.sha256("\n".join((*build.packages, *build.links, build.ldflags)).encode())
     for file in sorted(p for p in build.module.rglob("*") if p.is_file()):
         digest.update(f"{file.relative_to(build.module)}\0".encode() + file.read_bytes())

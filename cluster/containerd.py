@@ -1,4 +1,4 @@
-"""Talk to one containerd through `ctr`: what it holds, and loading what it lacks."""
+"""A client of one containerd, by `ctr`: lists its images, and loads the blobs that it does not hold yet."""
 
 import subprocess
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _NAMESPACE = "k8s.io"
 
 
 class Client:
-    """A containerd reached by a command prefix, `ctr --address ...` or one that enters a node first."""
+    """A containerd behind a command prefix: `ctr --address ...`, or one that enters a node first."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = [*command, "--namespace", _NAMESPACE]

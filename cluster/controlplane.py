@@ -53,7 +53,7 @@ def start(settings: Settings) -> Kubectl:
 
 
 def end() -> None:
-    """End every process of the control plane and remove the bridge; the state is of no use afterwards."""
+    """End every process of the control plane and remove the bridge. The state cannot be used afterwards."""
     state = paths.state()
     for name in _OTHERS:
         processes.stop(state, name, grace_s=0)
@@ -72,8 +72,8 @@ def _ensure_bridge() -> None:
     bridge = addresses.BRIDGE
     # Not by /sys/class/net, which inside a network namespace may show another one's links.
     if subprocess.run(["ip", "link", "show", bridge], capture_output=True).returncode != 0:
-        # An address of its own: else a bridge takes the lowest of its ports', another one whenever a node comes or goes, and
-        # who has the old one in its ARP cache reaches the API server no more, for a minute.
+        # An address of its own. Else a bridge takes the lowest address of its ports, and changes it when a node comes or goes.
+        # Hosts with the old address in their ARP cache then do not reach the API server for a minute.
         subprocess.run(["ip", "link", "add", bridge, "address", addresses.BRIDGE_MAC, "type", "bridge"], check=True)
         subprocess.run(["ip", "addr", "add", f"{addresses.HOST_ADDRESS}/24", "dev", bridge], check=True)
     subprocess.run(["ip", "link", "set", bridge, "up"], check=True)

@@ -1,5 +1,5 @@
-"""The one exception of this package: a sentence for the person at the terminal."""
+"""The one exception of this package."""
 
 
 class ClusterError(Exception):
-    """What is wrong and what to do about it, in one sentence; the command line prints it without a traceback."""
+    """An error for the person at the terminal. Its text is one sentence: the fault and its remedy, printed without a traceback."""

@@ -1,6 +1,6 @@
-"""What the machine must have before nodes can run on it, and how the missing part is obtained.
+"""Checks that the machine can run nodes, and installs missing Debian packages.
 
-Every lack is one ClusterError sentence that says what to do. Only Debian packages are installed by us.
+Each fault is one ClusterError sentence with its remedy. Nothing but Debian packages is installed.
 """
 
 import os
@@ -39,7 +39,7 @@ CgroupMode = Literal["v1", "v2"]
 
 
 def check() -> None:
-    """Raise ClusterError for the first thing that this machine lacks to run nodes; install packages that are missing."""
+    """Raise ClusterError for the first requirement of nodes that this machine does not meet. Install missing packages."""
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise ClusterError(
             f"The cluster's nodes need Linux on x86-64 or arm64, this is {platform.system()} on {platform.machine()}: "
@@ -62,7 +62,7 @@ def check() -> None:
 
 
 def disk_sentence(free_bytes: int, where: Path, *, has_images: bool) -> str | None:
-    """Return what is wrong with the free space at `where`, None when it is enough."""
+    """Return a sentence about too little free space at `where`, or None if it is enough."""
     needed = REQUIRED_FREE_BYTES // 5 if has_images else REQUIRED_FREE_BYTES
     if free_bytes >= needed:
         return None
@@ -95,7 +95,7 @@ def missing_packages(wanted: Mapping[str, str]) -> list[str]:
 
 
 def ensure_packages(wanted: Mapping[str, str]) -> None:
-    """Install the missing packages with apt-get; ClusterError names them where that is impossible."""
+    """Install the missing packages with apt-get. Raise ClusterError with their names if that is impossible."""
     missing = missing_packages(wanted)
     if not missing:
         return
@@ -116,7 +116,7 @@ def ensure_packages(wanted: Mapping[str, str]) -> None:
 
 
 def _check_overlay(cache: Path) -> None:
-    """Container file systems are overlays on the cache directory; an overlay upon an overlay does not mount."""
+    """Raise ClusterError if overlays cannot be mounted on the cache directory, as on another overlay. Containers need them."""
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         directories = {name: Path(scratch) / name for name in ("lower", "upper", "work", "merged")}
         for directory in directories.values():
@@ -134,7 +134,7 @@ def _check_overlay(cache: Path) -> None:
 
 
 def _check_addresses() -> None:
-    """Refuse to shadow a network that the machine already reaches otherwise."""
+    """Raise ClusterError if the machine has a route into the cluster's address ranges."""
     shown = subprocess.run(["ip", "-o", "route", "show"], capture_output=True, text=True).stdout
     ours = [ip_network(n) for n in (addresses.NODE_NETWORK, addresses.POD_NETWORK)]
     for line in shown.splitlines():

@@ -1,7 +1,7 @@
-"""Build the project's images from their Dockerfiles with docker or buildah, and bring them to the nodes.
+"""Builds the project's images from their Dockerfiles with docker or buildah, and brings them to the nodes.
 
-A built image lies in one layout on disk (`images/layout`); loading sends a node only the layers that it lacks.
-Which Dockerfile makes which image is IMAGES; nothing else names them.
+A built image lies in one layout on disk (`images/layout`). Loading sends only the layers that a node does not hold.
+IMAGES maps images to their Dockerfiles; nothing else names them.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ _PASSED_ON = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one image is made: its name, Dockerfile, own build arguments and roughly how long the first build takes."""
+    """The recipe of an image: name, Dockerfile, build arguments, and the usual seconds of a first build."""
 
     name: str
     dockerfile: str
@@ -48,7 +48,7 @@ IMAGES: Mapping[str, Recipe] = {
 
 
 def recipe(name: str) -> Recipe:
-    """Return the recipe of a short or full image name; ClusterError names the choices."""
+    """Return the recipe of a short or full image name. Raise ClusterError with the choices if there is none."""
     for short, found in IMAGES.items():
         if name in (short, found.name):
             return found
@@ -58,9 +58,9 @@ def recipe(name: str) -> Recipe:
 
 
 def build(wanted: Recipe) -> oci.Image:
-    """Build one image, put it into the layout and return it; unchanged layers are taken from the last build.
+    """Build one image, put it into the layout and return it. Unchanged layers are taken from the last build.
 
-    When nothing that goes into the image changed since the last build, no builder is asked at all.
+    If no input of the image has changed since the last build, no builder runs at all.
     """
     layout = _layout()
     layout.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def build(wanted: Recipe) -> oci.Image:
 
 
 def stamp(wanted: Recipe, repository: Path, environment: Mapping[str, str]) -> str:
-    """Return a digest of what decides the content of an image: Dockerfile, arguments, locked packages, our sources."""
+    """Return a digest of the inputs of an image: Dockerfile, arguments, locked packages, our sources."""
     arguments = _arguments(wanted, environment.get("REGROUP_BASE_IMAGE"), environment)
     digest = hashlib.sha256(repr(sorted(arguments.items())).encode())
     files = [repository / name for name in (wanted.dockerfile, ".dockerignore", "pyproject.toml", "uv.lock")]
@@ -97,8 +97,11 @@ def stamp(wanted: Recipe, repository: Path, environment: Mapping[str, str]) -> s
 
 
 def buildah() -> list[str]:
-    """Return buildah's command with its storage options and settings of ours: by its own it leaves a lock in /etc/cni/net.d,
-    on which nodes are mounted, and `down` could not remove that directory."""
+    """Return buildah's command with storage and settings of its own.
+
+    With its default settings buildah leaves a lock in /etc/cni/net.d. Nodes are mounted on that directory, so `down`
+    could not remove it.
+    """
     settings = _storage().with_name("buildah.conf")
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(f'[network]\nnetwork_config_dir = "{_storage()}-cni"\n')
@@ -136,7 +139,7 @@ def _build_with_buildah(wanted: Recipe, layout: Path) -> None:
 
 
 def built(name: str) -> oci.Image:
-    """Return an image of the layout; ClusterError when it has not been built."""
+    """Return an image of the layout. Raise ClusterError if it has not been built."""
     image = oci.find(_layout(), name)
     if image is None:
         raise ClusterError(f"The image {name} has not been built: `python -m cluster build-images` does that.")
@@ -144,14 +147,15 @@ def built(name: str) -> oci.Image:
 
 
 def everything_built() -> list[oci.Image]:
-    """Return every image that nodes hold: ours that have been built, and the user's that were loaded."""
+    """Return every image that nodes hold: built ones of the project, and loaded ones of the user."""
     return oci.images(_layout())
 
 
 def add_archive(file: Path, name: str | None = None) -> oci.Image:
     """Put the image of an archive into the layout and return it: a tar of `docker save` or of an OCI layout, compressed or not.
 
-    `name`: what pods call it; None: as the archive says. ClusterError where it has no name, or is no such archive.
+    `name` is the name in pods; None takes the archive's. Raise ClusterError if there is no name, or the file is no such
+    archive.
     """
     layout = _layout()
     layout.mkdir(parents=True, exist_ok=True)
@@ -180,17 +184,17 @@ def add_archive(file: Path, name: str | None = None) -> oci.Image:
 
 
 def load_into_template(image: oci.Image) -> None:
-    """Have nodes that start from now on hold the image from their first second."""
+    """Add the image to the template, so that nodes that start from now on hold it."""
     template.load(_layout(), image)
 
 
 def load_into_node(node: Node, image: oci.Image) -> None:
-    """Import what a node that is on lacks of the image; seconds for our code, a minute for torch."""
+    """Import the missing blobs of the image into a node that is on. It takes seconds for our code, and a minute for torch."""
     containerd.load(node_client(node), _layout(), image)
 
 
 def missing_bytes(node: Node, image: oci.Image) -> int:
-    """Return how much of the image a node that is on lacks."""
+    """Return the size of the image's blobs that a node that is on does not hold."""
     client = node_client(node)
     if client.images().get(image.name) == image.id:
         return 0
@@ -204,7 +208,7 @@ def is_idle(node: Node) -> bool:
 
 
 def ensure_pause() -> None:
-    """Put the sandbox's image into the template; it is one static program of our Go module."""
+    """Put the image of pod sandboxes into the template. It is one static program of our Go module."""
     layout = _layout()
     image = oci.find(layout, PAUSE)
     if image is None:
@@ -218,7 +222,7 @@ def node_client(node: Node) -> containerd.Client:
 
 
 def choose_builder() -> str:
-    """Return docker where its engine answers, else buildah (installed when missing)."""
+    """Return docker if its engine answers, else buildah (installed if it is missing)."""
     if shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True).returncode == 0:
         return "docker"
     return "buildah"
@@ -227,7 +231,7 @@ def choose_builder() -> str:
 def buildah_command(
     wanted: Recipe, buildah: Sequence[str], *, base: str | None, environment: Mapping[str, str], uv_cache: Path | None
 ) -> list[str]:
-    """Return the buildah call for an image. The host's certificates and uv's downloads are lent to the build."""
+    """Return the buildah command for an image. The build can use the host's certificates and uv's cache."""
     arguments = _arguments(wanted, base, environment)
     command = [*buildah, "bud", "--layers", "--force-rm", "--isolation=chroot", "--network=host", "--format=oci"]
     if _CERTIFICATES.exists():
@@ -241,7 +245,7 @@ def buildah_command(
 
 
 def docker_command(wanted: Recipe, *, base: str | None, environment: Mapping[str, str]) -> list[str]:
-    """Return the docker call for an image."""
+    """Return the docker command for an image."""
     arguments = [f"--build-arg={k}={v}" for k, v in sorted(_arguments(wanted, base, environment).items())]
     # Attestations would make the image an index of two.
     options = ["--provenance=false", "--progress=plain"]
@@ -300,7 +304,7 @@ def _storage() -> Path:
 
 
 def _uv_cache() -> Path | None:
-    """Return uv's cache of this user, made when absent, so that torch is downloaded once for .venv and image."""
+    """Return uv's cache directory of this user, so that torch is downloaded once for .venv and image."""
     directory = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
     directory.mkdir(parents=True, exist_ok=True)
     return directory

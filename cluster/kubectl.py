@@ -1,4 +1,4 @@
-"""Run kubectl against one kubeconfig and turn its failure into a sentence; read without it what is asked for again and again."""
+"""Runs kubectl against one kubeconfig, and turns its failures into sentences. Frequent reads go to the API server directly."""
 
 import functools
 import json
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 class NotYetError(ClusterError):
-    """The API server's answer to a call; `wait_until` takes it for "not yet" and asks again."""
+    """The API server refused a call, or did not answer. `wait_until` takes it as "not yet" and asks again."""
 
 
 _READ_TIMEOUT_S = (5, 30)
-"""To connect, and to wait for the answer, in each attempt."""
+"""Seconds to connect, and to wait for the answer, in each attempt."""
 _ATTEMPTS = urllib3.Retry(None, connect=0, read=1, redirect=0, status=0, other=0, respect_retry_after_header=False)
-"""Once more where the answer does not come: the server may have closed the connection that was kept."""
+"""A read without an answer is repeated once, because the server may have closed the kept connection."""
 
 
 class Kubectl:
-    """kubectl with a kubeconfig (and a context of it); the program is the one built here, else the one on PATH."""
+    """kubectl with a kubeconfig, and a context of it. The program is the one built here, else the one on PATH."""
 
     def __init__(self, kubeconfig: Path | None, *, context: str | None = None) -> None:
         self._kubeconfig, self._context = kubeconfig, context
@@ -41,7 +41,7 @@ class Kubectl:
             self._command += ["--context", context]
 
     def run(self, *arguments: str, text: str | None = None, timeout_s: float = 60) -> str:
-        """Return what kubectl printed; raise ClusterError with its message when it failed. `text` is standard input."""
+        """Return kubectl's output. Raise ClusterError with its message if it fails. `text` is standard input."""
         try:
             done = subprocess.run(
                 [*self._command, *arguments], input=text, capture_output=True, text=True, timeout=timeout_s
@@ -55,7 +55,7 @@ class Kubectl:
         return done.stdout
 
     def stream(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Start kubectl and return its process, whose standard output is read line by line; the caller ends it."""
+        """Start kubectl and return its process. The caller reads its standard output, and ends it."""
         command = [*self._command, *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -64,9 +64,9 @@ class Kubectl:
         return json.loads(self.run("get", *arguments, "--output=json"))
 
     def read(self, path: str, **query: str) -> str:
-        """Return the API server's answer to GET `path`, over a connection that is kept; raise ClusterError as `run` does.
+        """Return the API server's answer to GET `path`, over a connection that is kept. Raise ClusterError as `run` does.
 
-        For what is asked for many times: 4 ms of CPU, where a process of kubectl takes 130.
+        It is for frequent reads: 4 ms of CPU, where a process of kubectl takes 130.
         """
         api = self._api
         request = api.param_serialize("GET", path, query_params=list(query.items()), auth_settings=["BearerToken"])

@@ -1,4 +1,4 @@
-"""What the commands do: up, down, status, power, load. Every one is safe to repeat; up and down exclude each other."""
+"""The commands: up, down, status, power, load. Each is safe to repeat; up and down exclude each other."""
 
 import fcntl
 import os
@@ -19,12 +19,12 @@ _COPY_ABOVE_BYTES = 500_000_000
 
 
 def context() -> str | None:
-    """Return the context of an existing cluster that is to be used instead of ours (REGROUP_CONTEXT)."""
+    """Return the context of an existing cluster (REGROUP_CONTEXT), or None to use the one-machine cluster."""
     return os.environ.get("REGROUP_CONTEXT") or None
 
 
 def up(wanted: Settings) -> None:
-    """Bring the cluster up, with whatever of it already runs kept, and return when every node is Ready."""
+    """Bring the cluster up and return when every node is Ready. Parts that already run are kept."""
     if context():
         print(refusal("up", str(context())))
         return
@@ -50,7 +50,7 @@ def up(wanted: Settings) -> None:
 
 
 def down() -> None:
-    """Stop everything and remove what it left on the machine; built programs and images stay."""
+    """Stop the cluster and remove its traces from the machine. Built programs and images stay."""
     if context():
         print(refusal("down", str(context())))
         return
@@ -67,7 +67,7 @@ def down() -> None:
 
 
 def status() -> int:
-    """Print nodes, processes and the kubeconfig's path; return 0 when all is well, 1 when not."""
+    """Print nodes, processes and the kubeconfig's path. Return 0 if all of them run and are Ready, else 1."""
     if context():
         print(f"REGROUP_CONTEXT={context()} is used; `kubectl --context {context()} get nodes` shows its nodes.")
         return 0
@@ -86,7 +86,7 @@ def status() -> int:
 
 
 def power_off(name: str) -> None:
-    """Cut a node's power at once; Kubernetes finds out by itself after the grace period."""
+    """Cut a node's power at once. Kubernetes notices after the grace period."""
     nodes.power_off(_member(name, "power-off"))
 
 
@@ -106,12 +106,12 @@ def power_on(name: str) -> None:
 
 
 def pause_network(name: str, seconds: float) -> float:
-    """Cut a node off from everything for some seconds; return how long that was."""
+    """Cut a node off from everything for some seconds. Return how long that was."""
     return nodes.pause_network(_member(name, "pause-network"), seconds)
 
 
 def restart_kubelet(name: str) -> None:
-    """Kill a node's kubelet and return when the next one says that the node is Ready."""
+    """Kill a node's kubelet, and return when the next one has reported the node as Ready."""
     node = _member(name, "restart-kubelet")
     killed_s = time.time() + 1  # heartbeats are in whole seconds: this one is the next kubelet's
     nodes.kill_kubelet(node)
@@ -124,9 +124,9 @@ def restart_kubelet(name: str) -> None:
 
 
 def load(names: Sequence[str], called: str | None = None) -> None:
-    """Bring images to every node that is on: ours that are built, by name, or any from an archive, by its file.
+    """Bring images to every node that is on: built ones by name, and others from an archive by its file.
 
-    `called`: what pods call the image of the only archive among them, where its own name is not to be used.
+    `called` replaces the archive's own image name. It needs exactly one archive.
     """
     if context():
         print(refusal("load", str(context())))
@@ -166,7 +166,7 @@ def is_up() -> bool:
 
 
 def refusal(command: str, existing: str) -> str:
-    """Return what a command would have done to a cluster that is not ours."""
+    """Return a sentence that says why a command does nothing to an existing cluster."""
     reasons = {
         "up": "it is used as it is: nothing is started",
         "down": "it is not ours: nothing is stopped",
@@ -180,7 +180,7 @@ def refusal(command: str, existing: str) -> str:
 
 
 def change_sentence(running: Settings, wanted: Settings) -> str | None:
-    """Return why a running cluster cannot take new settings, None when it can: only nodes may be added."""
+    """Return why a running cluster cannot take new settings, or None if it can. Only nodes may be added."""
     for flag, before, after in (
         ("--node-grace-s", running.node_grace_s, wanted.node_grace_s),
         ("--toleration-s", running.toleration_s, wanted.toleration_s),
@@ -212,8 +212,8 @@ def _member(name: str, command: str) -> addresses.Node:
 def _load(image: oci.Image) -> None:
     """Bring an image to the template and to every node that is on.
 
-    A large part that is missing is not imported once for each node: a node without containers is started anew from the
-    template instead, which takes seconds.
+    Importing a large part takes a minute for each node. So a node without containers starts anew from the template
+    instead, which takes seconds.
     """
     with progress.step(f"Image {image.name}: load", "start") as bar:
         images.load_into_template(image)

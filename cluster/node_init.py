@@ -1,8 +1,8 @@
 """Process 1 of a node: mounts the node's own view of the machine, then keeps containerd, kubelet and kube-proxy running.
 
-Run as `python -m cluster.node_init CONFIG.json` inside fresh network, mount, pid, uts and ipc namespaces (nodes.py).
-It has two passes: the first enters the node's cgroup and executes itself again in a cgroup namespace rooted there.
-When it is killed, the kernel kills everything in its pid namespace: that is what power-off is.
+nodes.py runs it as `python -m cluster.node_init CONFIG.json` inside fresh network, mount, pid, uts and ipc namespaces.
+It has two passes: the first enters the node's cgroup and executes itself again in a cgroup namespace rooted there. When
+process 1 is killed, the kernel kills everything in its pid namespace. Power-off is that kill.
 """
 
 import json
@@ -25,20 +25,20 @@ MOUNTS = {
     "pods": "/var/log/pods",
     "containers": "/var/log/containers",
 }
-"""Directory of the node's disk to where it is mounted. nodes.py makes the latter, for they are the machine's."""
+"""Directory of the node's disk -> its mount point. nodes.py makes the mount points, since they are directories of the machine."""
 _RESTART_DELAY_S = 0.5
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What process 1 must know; written by nodes.py as JSON."""
+    """The configuration of process 1. nodes.py writes it as JSON."""
 
     name: str
     cgroup: str
     directory: str
     cgroup_mode: str
     commands: dict[str, list[str]]
-    """By name, in the order of their start; the first is containerd."""
+    """Name -> command, in the order of their start. The first is containerd."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def cgroup_directories(name: str) -> list[Path]:
-    """Return where a node's cgroup lies in each hierarchy of this machine."""
+    """Return the node's cgroup in each hierarchy of this machine."""
     if cgroup_mode() == "v2":
         return [CGROUPS / name]
     hierarchies = (*V1_CONTROLLERS, "systemd", "unified")
@@ -73,7 +73,7 @@ def _enter_cgroup(config: NodeConfig) -> None:
 
 
 def _hand_down_controllers(directory: Path) -> None:
-    """Enable for a cgroup's children (v2) each controller that it has, where the kernel lets us."""
+    """Enable each controller of a cgroup (v2) for its children, if the kernel allows it."""
     for controller in (directory / "cgroup.controllers").read_text().split():
         try:
             (directory / "cgroup.subtree_control").write_text(f"+{controller}")
@@ -111,7 +111,7 @@ def _mount_directories(directory: Path) -> None:
 
 
 def _supervise(config: NodeConfig) -> None:
-    """Start the three services, wait for every orphan of the node, and start a service again when it ends."""
+    """Start the three services, start a service again when it ends, and reap every orphan of the node."""
     running: dict[int, str] = {}
     for name, command in config.commands.items():
         running[_spawn(config, name, command)] = name

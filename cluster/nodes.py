@@ -1,7 +1,7 @@
 """Nodes: each has its own network, pid, mount and cgroup namespaces, its own containerd, kubelet and kube-proxy.
 
-`power_off` is a power cut: SIGKILL for the node's process 1; nothing is cleaned up in the API. What a node leaves on the
-machine (namespace, link, route, cgroups) is named in `addresses.Node` and removed by `remove`.
+`power_off` is a power cut: SIGKILL for the node's process 1, without any clean-up in the API. `addresses.Node` has the
+names of everything that a node leaves on the machine (namespace, link, route, cgroups), and `remove` removes it.
 """
 
 import datetime
@@ -27,7 +27,7 @@ from harness.polling import until, within
 
 
 def directory(node: Node) -> Path:
-    """Return where a node's disk lies."""
+    """Return the directory of a node's disk."""
     return paths.state() / "nodes" / node.name
 
 
@@ -37,7 +37,7 @@ def is_on(node: Node) -> bool:
 
 
 def init_pid(node: Node) -> int:
-    """Return the machine's pid of the node's process 1; ClusterError when the node is off."""
+    """Return the machine's pid of the node's process 1. Raise ClusterError if the node is off."""
     process = processes.recorded(directory(node), "init")
     if process is None:
         raise ClusterError(f"Node {node.name} is off: `python -m cluster power-on {node.name}` first.")
@@ -74,9 +74,9 @@ def power_on(node: Node, settings: Settings) -> None:
 
 
 def power_off(node: Node) -> None:
-    """Cut the node's power: everything on it is dead when this returns, and nobody was told.
+    """Cut the node's power. All its processes are dead when this returns, and nobody was told.
 
-    The link goes first: the kernel would say goodbye for the dying sockets, and a machine without power says nothing.
+    The link goes first. Else the kernel would close the dying sockets, while a machine without power sends nothing.
     """
     init = processes.recorded(directory(node), "init")
     if init is None:
@@ -91,7 +91,7 @@ def power_off(node: Node) -> None:
 
 
 def pause_network(node: Node, seconds: float) -> float:
-    """Pull the node's cable and plug it in again; return how long it was out. Its processes run on and every connection stays."""
+    """Disconnect the node for some seconds and return how long that was. Its processes run on and every connection stays."""
     began = time.monotonic()
     _run(["ip", "link", "set", node.link, "down"])
     try:
@@ -102,7 +102,7 @@ def pause_network(node: Node, seconds: float) -> float:
 
 
 def kill_kubelet(node: Node) -> None:
-    """Kill the node's kubelet; process 1 of the node starts another, and the containers run on."""
+    """Kill the node's kubelet. The node's process 1 starts another one, and the containers run on."""
     init = init_pid(node)
     for pid in map(int, Path(f"/proc/{init}/task/{init}/children").read_text().split()):
         if Path(f"/proc/{pid}/comm").read_text().strip() == "kubelet":
@@ -112,7 +112,7 @@ def kill_kubelet(node: Node) -> None:
 
 
 def forget_images(node: Node) -> None:
-    """Have a node that is off start with the template's images and without any container of its own."""
+    """Remove the containerd of a node that is off. It starts with the template's images, and without containers."""
     shutil.rmtree(directory(node) / "containerd")
 
 
@@ -129,7 +129,7 @@ def remove(node: Node) -> None:
 
 
 def remove_mount_points() -> None:
-    """Remove the machine's directories that nodes were mounted on, those that we made and that are empty."""
+    """Remove the mount points that `power_on` has made on the machine, if they are empty."""
     namespaces = Path("/run/netns")
     if namespaces.exists() and not any(namespaces.iterdir()):
         subprocess.run(["umount", str(namespaces)], capture_output=True)
@@ -141,7 +141,7 @@ def remove_mount_points() -> None:
 
 
 def known() -> list[Node]:
-    """Return the nodes that have a disk here, on or off."""
+    """Return the nodes that have a disk, on or off."""
     parent = paths.state() / "nodes"
     if not parent.exists():
         return []
@@ -149,7 +149,7 @@ def known() -> list[Node]:
 
 
 def ready(kubectl: Kubectl) -> dict[str, bool]:
-    """Return by name whether the API server holds each node for Ready."""
+    """Map the name of each node to whether the API server has it as Ready."""
     result = {}
     for item in json.loads(kubectl.read("/api/v1/nodes"))["items"]:
         conditions = {c["type"]: c["status"] for c in item["status"].get("conditions", [])}
@@ -158,7 +158,7 @@ def ready(kubectl: Kubectl) -> dict[str, bool]:
 
 
 def ready_since(kubectl: Kubectl, node: Node, since_s: float) -> bool:
-    """Return whether the node's kubelet has said since that it is Ready; `since_s` in seconds since the epoch."""
+    """Return whether the node's kubelet has reported Ready since a time, in seconds since the epoch."""
     found = json.loads(kubectl.read(f"/api/v1/nodes/{node.name}"))
     conditions = {c["type"]: c for c in found["status"].get("conditions", [])}
     if conditions.get("Ready", {}).get("status") != "True":
@@ -168,14 +168,14 @@ def ready_since(kubectl: Kubectl, node: Node, since_s: float) -> bool:
 
 
 def ready_again(kubectl: Kubectl, node: Node) -> bool:
-    """Return whether the node is Ready by word of its present kubelet: for a while the API server trusts the last one."""
+    """Return whether the node's present kubelet has reported Ready. For a while the API server still has the last one's report."""
     if not is_on(node):
         raise ClusterError(f"Node {node.name} ended at once: {processes.log_tail(directory(node), 'unshare')}")
     return ready_since(kubectl, node, (directory(node) / "run" / "init.json").stat().st_mtime)
 
 
 def set_fake_gpus(kubectl: Kubectl, node: Node, count: int) -> None:
-    """Give a node `nvidia.com/gpu` capacity that no device stands behind, 0: none; a kubelet that starts forgets it."""
+    """Set a node's `nvidia.com/gpu` capacity without any device, or remove it with 0. A kubelet forgets it when it starts."""
     quantity = {"nvidia.com/gpu": str(count) if count else None}
     patch = {"status": {"capacity": quantity, "allocatable": quantity}}
     kubectl.run("patch", "node", node.name, "--subresource=status", "--type=merge", f"--patch={json.dumps(patch)}")
@@ -315,7 +315,7 @@ def _pod_network(node: Node) -> dict[str, Any]:
 
 
 def _only_child(parent: processes.Process, node: Node) -> int:
-    """Return the pid of the node's process 1: the one child of `unshare --fork`."""
+    """Return the pid of the node's process 1, the only child of `unshare --fork`."""
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
 
     def first() -> str:
@@ -333,7 +333,7 @@ def _remove_cgroups(node: Node) -> None:
 
 
 def _is_removed(cgroup: Path) -> bool:
-    """Remove a cgroup; return False if it is busy, as it is while the last killed process is being taken down."""
+    """Remove a cgroup and return True, or return False while it is busy because a killed process is still ending."""
     try:
         cgroup.rmdir()
     except FileNotFoundError:

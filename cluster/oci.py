@@ -1,6 +1,6 @@
-"""Read an image layout on disk (OCI) and write the part of one image that a containerd does not hold yet.
+"""Reads an OCI image layout on disk, and writes the part of an image that a containerd does not hold yet.
 
-Layers are named by their content, so that a changed line of Python travels as kilobytes and torch's layer never twice.
+Layers are named by their content. So a changed line of Python travels as kilobytes, and torch's layer travels once.
 """
 
 import hashlib
@@ -30,18 +30,18 @@ class Image:
 
     @property
     def id(self) -> str:
-        """The manifest's digest: two images of one id are the same image."""
+        """Digest of the manifest. Two images with the same id are the same image."""
         digest: str = self.manifest["digest"]
         return digest
 
 
 def blob(layout: Path, digest: str) -> Path:
-    """Return the file of a digest."""
+    """Return the file of a blob."""
     return layout / "blobs" / Path(*digest.split(":"))
 
 
 def find(layout: Path, name: str) -> Image | None:
-    """Return the image whose reference in the layout is `name`, None when it is not there."""
+    """Return the image with the reference `name` in the layout, or None."""
     for descriptor in _descriptors(layout):
         manifest_file = blob(layout, descriptor["digest"])
         if descriptor.get("annotations", {}).get(_REFERENCE) == name and manifest_file.exists():
@@ -58,9 +58,9 @@ def images(layout: Path) -> list[Image]:
 
 
 def saved_name(other: Path) -> str | None:
-    """Return the name that an unpacked image archive gives its image, None where it gives none.
+    """Return the name that an unpacked image archive gives its image, or None if it gives none.
 
-    `docker save` writes the whole name twice, buildah and skopeo write what they were told as the reference.
+    `docker save` writes the whole name twice. buildah and skopeo write the reference that they were given.
     """
     index = json.loads((other / "index.json").read_text())
     annotations: dict[str, str] = (index.get("manifests") or [{}])[0].get("annotations") or {}
@@ -74,7 +74,7 @@ def saved_name(other: Path) -> str | None:
 
 
 def full_name(name: str) -> str:
-    """Return an image's name as the kubelet asks for it: with registry and tag."""
+    """Return an image's name as the kubelet writes it: with registry and tag."""
     first, slash, _ = name.partition("/")
     if not slash:
         name = f"docker.io/library/{name}"
@@ -104,7 +104,7 @@ def write_archive(layout: Path, image: Image, present: Set[str], out: IO[bytes])
 
 
 def prune(layout: Path) -> int:
-    """Delete blobs that no image of the layout needs any more; return how many."""
+    """Delete the blobs that no image of the layout needs. Return their number."""
     needed = set()
     for descriptor in _descriptors(layout):
         image = find(layout, descriptor.get("annotations", {}).get(_REFERENCE, ""))
@@ -133,7 +133,7 @@ def _add_bytes(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def add_single_file(layout: Path, name: str, program: Path, inside: str) -> Image:
-    """Put an image of one static program into the layout, whose entry point is that program."""
+    """Put an image of one static program into the layout. The program is its entry point."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         info = tarfile.TarInfo(inside.lstrip("/"))
@@ -152,7 +152,7 @@ def add_single_file(layout: Path, name: str, program: Path, inside: str) -> Imag
 
 
 def put_image(layout: Path, name: str, config: bytes, layers: list[dict[str, Any]]) -> Image:
-    """Name an image whose layers, given by their descriptors, lie in the layout already; the name's old image goes."""
+    """Give a name to an image of layers that are in the layout, and return it. The name's old image is dropped."""
     kind = "application/vnd.oci.image."
     manifest = {
         "schemaVersion": 2,
@@ -168,7 +168,7 @@ def put_image(layout: Path, name: str, config: bytes, layers: list[dict[str, Any
 
 
 def adopt(layout: Path, other: Path, name: str) -> None:
-    """Move the image of another layout into this one, under `name`; of several platforms the one of this machine."""
+    """Move the image of another layout into this one, under `name`. If it has several platforms, take this machine's."""
     descriptors = _descriptors(other)
     while descriptors and _is_index(descriptors[0]):
         descriptors = json.loads(blob(other, descriptors[0]["digest"]).read_text())["manifests"]

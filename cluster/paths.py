@@ -1,4 +1,4 @@
-"""Where the cluster's files lie. No other module spells a path below `.cache/cluster/`."""
+"""Paths of the cluster's files. No other module spells a path below `.cache/cluster/`."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ GO_MODULE = SOURCES / "go"
 
 
 def cache() -> Path:
-    """Return the directory of everything that is built or run; REGROUP_CLUSTER_DIR moves it to another file system."""
+    """Return the directory of everything that is built or run. REGROUP_CLUSTER_DIR moves it to another file system."""
     return Path(os.environ.get("REGROUP_CLUSTER_DIR") or REPOSITORY / ".cache" / "cluster").absolute()
 
 

@@ -1,4 +1,4 @@
-"""Certificates, service-account key and kubeconfigs of one cluster, in one directory, made once."""
+"""The certificates, the service-account key and the kubeconfigs of one cluster, in one directory, made once."""
 
 import datetime
 import ipaddress
@@ -16,7 +16,7 @@ _Key = ec.EllipticCurvePrivateKey
 
 
 class Authority:
-    """The cluster's certificate authority; every file it writes lies in `directory` and is kept when it exists."""
+    """The cluster's certificate authority. It writes its files into `directory`, and keeps those that exist."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -36,15 +36,16 @@ class Authority:
             )
 
     def certificate_file(self, name: str) -> Path:
-        """Return where the certificate of that name lies."""
+        """Return the path of a certificate."""
         return self.directory / f"{name}.crt"
 
     def key_file(self, name: str) -> Path:
-        """Return where the private key of that name lies."""
+        """Return the path of a private key."""
         return self.directory / f"{name}.key"
 
     def issue(self, name: str, *, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
-        """Write a key and a certificate for a user in `groups` (and server, when it has hosts: DNS names and addresses)."""
+        """Write a key and a certificate for a user in `groups`. With `hosts` (DNS names and addresses) it is one for a
+        server, too."""
         if self.certificate_file(name).exists():
             return
         key = _new_key(self.key_file(name))
@@ -55,7 +56,7 @@ class Authority:
         _write(self.certificate_file(name), builder.sign(self._key, hashes.SHA256()))
 
     def kubeconfig(self, name: str, server: str) -> Path:
-        """Write a kubeconfig for an issued certificate, self-contained, and return its path."""
+        """Write a self-contained kubeconfig for an issued certificate, and return its path."""
         file = self.directory / f"{name}.kubeconfig"
         config = {
             "apiVersion": "v1",

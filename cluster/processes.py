@@ -1,6 +1,6 @@
-"""Processes that outlive the command that started them: spawned into a session of their own, recorded, stopped by record.
+"""Starts processes that outlive their command, each in a session of its own, and stops them by their record.
 
-A record holds the pid and the kernel's start time of it, so that a pid that was given to somebody else is never killed.
+A record holds the pid and its start time in the kernel. So a pid that now belongs to another process is never killed.
 """
 
 import json
@@ -16,13 +16,13 @@ from harness.polling import within
 
 @dataclass(frozen=True)
 class Process:
-    """A process by identity: `start_ticks` is field 22 of /proc/PID/stat."""
+    """The identity of a process. `start_ticks` is field 22 of /proc/PID/stat."""
 
     pid: int
     start_ticks: int
 
     def alive(self) -> bool:
-        """Return whether this very process still runs; a zombie does not."""
+        """Return whether this very process still runs. A zombie does not."""
         return _start_ticks(self.pid) == self.start_ticks
 
     def kill(self, signum: int) -> None:
@@ -39,7 +39,7 @@ class Process:
 
 
 def identify(pid: int) -> Process:
-    """Return the identity of a running pid; of one that is already gone, an identity that is not alive."""
+    """Return the identity of a pid. If the process is already gone, the identity is not alive."""
     return Process(pid, _start_ticks(pid) or -1)
 
 

@@ -1,8 +1,9 @@
-"""Timed steps with a bar: what the person sees while something takes long, and the record of how long it took.
+"""Timed steps with a progress bar, and a record of how long each took.
 
-Every step has a kind (download, build, start), so that the tour can print the time without downloads.
-The record is `times.json` in the cache directory, the last run of each step with the time of its end:
-{step: {"seconds": 12.3, "kind": "build", "at": 1795270000.0}}.
+Every step has a kind (download, build, start), so that the tour can print the time without downloads. The record is
+`times.json` in the cache directory, with the last run of each step and the time of its end:
+
+    {step: {"seconds": 12.3, "kind": "build", "at": 1795270000.0}}
 """
 
 import fcntl
@@ -23,7 +24,7 @@ _PLAIN_LINE_EVERY_S = 30.0
 
 
 class Step:
-    """One step in progress; the code inside reports how far it is, a thread redraws the line meanwhile."""
+    """One step in progress. Its code reports the progress, and a thread redraws the line."""
 
     def __init__(self, name: str, expected_s: float | None) -> None:
         self.name = name
@@ -49,7 +50,7 @@ class Step:
 
 @contextmanager
 def step(name: str, kind: Kind, *, expected_s: float | None = None) -> Iterator[Step]:
-    """Show a step on standard error until the block ends, and record its wall time when the block succeeds."""
+    """Show a step on standard error until the `with` block ends. Record its wall time if the block succeeds."""
     current = Step(name, expected_s)
     done = threading.Event()
     drawer = threading.Thread(target=_draw, args=(current, done), daemon=True)
@@ -69,7 +70,7 @@ def step(name: str, kind: Kind, *, expected_s: float | None = None) -> Iterator[
 
 
 def record(name: str, kind: Kind, seconds: float) -> None:
-    """Note how long a step took, replacing the same step of an earlier run."""
+    """Record how long a step took. It replaces the same step of an earlier run."""
     file = paths.cache() / "times.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+") as handle:

@@ -1,8 +1,8 @@
-"""Read an image out of buildah's storage layer by layer, so that a changed line costs one thin layer and not all of them.
+"""Reads an image out of buildah's storage layer by layer. So a changed line costs one thin layer, not all of them.
 
-`buildah push` into a layout writes and compresses every layer each time (a minute for torch's). The storage holds for each
-layer its files and the record of its tar headers (tar-split), from which the tar is put together bit for bit; each is
-checked against its digest, and whoever calls falls back to `buildah push` when something is not as expected.
+`buildah push` into a layout writes and compresses every layer each time (a minute for torch's). The storage has the
+files of each layer and the record of its tar headers (tar-split). `export` makes the tar from them bit for bit, and
+checks its digest. If something is not as expected, the caller uses `buildah push`.
 """
 
 import base64
@@ -20,13 +20,13 @@ _CHUNK_BYTES = 1 << 20
 
 
 class UnexpectedStorageError(Exception):
-    """The storage is not laid out as this module knows it."""
+    """The storage does not have the layout that this module expects."""
 
 
 def export(buildah: list[str], root: Path, name: str, layout: Path) -> None:
-    """Put the image `name` of the storage at `root` into the layout, uncompressed; blobs that are there are kept.
+    """Put the image `name` of the storage at `root` into the layout, uncompressed. Blobs in the layout are kept.
 
-    Raises UnexpectedStorageError, with the layout as it was but for complete blobs.
+    Raises UnexpectedStorageError. The layout is then unchanged but for complete blobs.
     """
     inspected = subprocess.run([*buildah, "inspect", "--type=image", name], capture_output=True)
     try:
@@ -53,7 +53,7 @@ def export_config(config: str, root: Path, name: str, layout: Path) -> None:
 
 
 def _assemble(root: Path, layer: str, digest: str, target: Path) -> None:
-    """Write a layer's tar to `target`, by way of a file beside it, if it has the digest."""
+    """Write a layer's tar to `target` if it has the digest. It is written to a file beside it first."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_suffix(".new")
     hasher = hashlib.sha256()

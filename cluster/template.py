@@ -1,7 +1,7 @@
-"""The template: a containerd root that holds every loaded image once, and that new nodes are copied from by hard links.
+"""The template: a containerd root with every loaded image. New nodes are copies of it, made of hard links.
 
-torch is imported once, not once for each node. Only containerd's two databases are written in place after that, so
-these are copied for real; layers and snapshots are shared on disk (the nodes must lie on the same file system).
+torch is imported once, not once for each node. Layers and snapshots are shared on disk, so the nodes must lie on the
+same file system. Only containerd's two databases are written in place later. They are copied for real.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ def load(layout: Path, image: oci.Image) -> int:
 
 
 def copy_to(target: Path) -> None:
-    """Make `target` a containerd root with all images of the template, in under a second; an existing one is kept."""
+    """Make `target` a containerd root with all images of the template, in under a second. An existing one is kept."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def copy_to(target: Path) -> None:
 
 @contextmanager
 def _running() -> Iterator[containerd.Client]:
-    """Run a containerd on the template, without its Kubernetes side, for as long as the block lasts."""
+    """Run a containerd on the template, without its Kubernetes side, until the `with` block ends."""
     root().mkdir(parents=True, exist_ok=True)
     # Not below the cache directory: a socket's path may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="regroup-", dir="/run") as run, open(f"{run}/log", "wb") as log:

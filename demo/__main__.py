@@ -13,7 +13,7 @@ from demo import tour
 
 
 def main() -> int:
-    """Parse, run, and turn what went wrong into one sentence."""
+    """Run the command line. An error is one sentence on standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m demo",
         description="The tour: train a job through every kind of failure on a one-machine Kubernetes (root).",

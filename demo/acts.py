@@ -1,7 +1,7 @@
 """The acts of the tour: each breaks or changes something for real, waits until all workers train again, and claims.
 
-Times are judged by the trainers' own log (steps.py), processes by this machine's process table; the job's status only says
-when an act is over.
+The trainers' own log gives the times (steps.py), and this machine's process table the processes. The job's status only
+shows when an act is over.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from harness.judge import Change
 from harness.steps import Step, Steps
 
 QUIET_S = 20.0
-"""So long before and after the operator's death the steps are compared."""
+"""Seconds before and after the operator's death whose steps are compared."""
 SLOWER = 3.0
-"""No step after it takes longer than so many times the 99th percentile before."""
+"""Largest allowed ratio of a step after the operator's death to the 99th percentile before."""
 TRAINS_S, LOG_S, END_S = 600.0, 120.0, 1800.0
-"""Deadlines for what comes within seconds on an idle machine: all workers train, their log has a line, the job has ended."""
+"""Deadlines for three waits that take seconds on an idle machine: all workers train, the log has a line, the job has ended."""
 NUM_FAULTS = 3
-"""Of a process, a pod and a node: each may cost one step that is done again."""
+"""A process, a pod and a node are lost. Each loss may cost one step that is made again."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """A job that trains, just before something is done to it."""
+    """A job that trains, just before an act."""
 
     generation: int
     trainers: dict[str, list[int]]
-    """This machine's process ids of the trainers, by pod."""
+    """Pod -> process ids of its trainers on this machine."""
 
     def kept(self, now: dict[str, list[int]], lost: set[str], number: int) -> list[str]:
-        """Return what is wrong with the survivors' processes."""
+        """Return one sentence for each survivor whose processes changed."""
         return judge.kept(self.trainers, now, lost=lost, number=number)
 
 
 @dataclass
 class Acts:
-    """What the acts share."""
+    """The acts, and the job, log, claims and table that they work with."""
 
     kubectl: Kubectl
     job: JobView
@@ -148,7 +148,7 @@ class Acts:
         self._claim("... the survivors keep their processes", before.kept(self._trainers(), set(), 3), "3 of them")
 
     def resize(self) -> None:
-        """3 -> 5 -> 2 by kubectl patch."""
+        """Resize the job with kubectl patch, from 3 to 5 workers, then to 2."""
         for replicas, generations in ((5, (1, 2)), (2, (1, 1))):
             before = self._before()
             self.live.act(f"kubectl patch: replicas {self.job.get()['spec']['replicas']} -> {replicas}")
@@ -160,12 +160,12 @@ class Acts:
                 max(pauses) <= 0.5 * factor,
                 ", ".join(_ms(max(p, 0.0)) for p in pauses),
             )
-            self._wait_pods(replicas)  # of those that leave: deleted once the others train on without them
+            self._wait_pods(replicas)  # a leaving pod is deleted once the others train without it
             gone = set(before.trainers) - set(self._containers())
             self._claim_kept(before, gone, number=min(replicas, 3), generations=generations, redone=0)
 
     def finish(self, steps: int) -> dict[str, Any]:
-        """Wait for the end after so many steps; return the final status."""
+        """Wait for the job's end after `steps` steps, make the last claims and return the final status."""
         self.live.act("training to the end")
         status = self._wait(lambda s: (s.get("summary") or {}).get("state") == "Succeeded", END_S, "the job ends")
         with suppress(ClusterError):  # the judge says what the log lacks
@@ -231,7 +231,7 @@ class Acts:
         wait_until(lambda: len(self._pods()) == number, f"the job has {number} pods", timeout_s=TRAINS_S)
 
     def _wait_steps(self, until_s: float) -> None:
-        """Wait until the trainers have logged a step after this moment."""
+        """Wait until the trainers have logged a step after this time."""
         wait_until(
             lambda: self._newest().at_s >= until_s,
             "the trainers' log has a newer step",
@@ -257,7 +257,7 @@ class Acts:
         return {p["metadata"]["name"]: p["spec"].get("nodeName", "") for p in self._pods()}
 
     def _trainers(self) -> dict[str, list[int]]:
-        """Return this machine's process ids of the trainers, by pod."""
+        """Return pod -> process ids of its trainers on this machine."""
         found = {p["metadata"]["name"]: faults.trainers(p["metadata"]["uid"]) for p in self.job.pods()}
         return {name: pids for name, pids in found.items() if pids}
 
@@ -273,7 +273,7 @@ class Acts:
     # --- claims ----------------------------------------------------------------------------------------------------
 
     def _claim_next_step(self, what: str, since_s: float, first: Step, bound_s: float) -> None:
-        """Claim that the log goes on in time; `what` ends with "within"."""
+        """Claim that the log has a step in time. `what` ends with "within"."""
         cost_s, factor = first.at_s - since_s, _allowance()
         held = cost_s <= bound_s * factor
         self.claims.check(f"{what} {bounded(bound_s, factor)}", held, f"{_ms(cost_s)}, by the trainers' log")
@@ -281,7 +281,7 @@ class Acts:
     def _claim_kept(
         self, before: Before, lost: set[str], *, number: int, generations: tuple[int, int], redone: int = 1
     ) -> None:
-        """Claim that `number` survivors go on with their processes where they were, in so many generations."""
+        """Claim that `number` survivors kept their processes and lost no step, within so many generations."""
         after, survivors = self._generation(), set(before.trainers) - lost
         with suppress(ClusterError):  # the judge says which survivor's log lacks it
             wait_until(

@@ -1,4 +1,4 @@
-"""What the tour claims, whether it held, and how it looks at the end. Pure but for printing."""
+"""The claims of the tour, their verdicts, and the tables at its end. Pure but for printing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence, what was seen, and whether it held."""
+    """One claim, what was seen, and whether it held."""
 
     what: str
     seen: str
@@ -30,11 +30,11 @@ class Claims:
 
     @property
     def failed(self) -> list[Claim]:
-        """Those that did not hold."""
+        """The claims that did not hold."""
         return [c for c in self.made if not c.held]
 
     def show(self, console: Console) -> None:
-        """Print them as a table."""
+        """Print the claims as a table."""
         table = Table(title="What was claimed", title_justify="left", box=None, pad_edge=False)
         table.add_column("")
         table.add_column("claim")
@@ -46,7 +46,7 @@ class Claims:
 
 
 def recovery_ms(incident: dict[str, Any]) -> float:
-    """Return what an incident cost the survivors: from its detection to the first step of the new generation."""
+    """Return the milliseconds from an incident's detection to the first step of the new generation."""
     return sum(
         incident.get(part) or 0.0
         for part in ("detectMs", "decideMs", "persistMs", "formMs", "transferMs", "firstStepMs")

@@ -14,14 +14,14 @@ from harness.job import JobView
 from harness.steps import Steps, parse
 
 LOOK_S = 2.0
-"""How often new pods are looked for. A log is read from its beginning, so nothing is missed meanwhile."""
+"""Time between two looks for new pods. A log is read from its beginning, so nothing is missed in between."""
 
 
 def to_read(pods: list[dict[str, Any]], read: Mapping[str, int | None]) -> list[str]:
-    """Return the pods whose log is to be read now, from its beginning.
+    """Return the pods whose log has to be read now, from its beginning.
 
-    `read`: exit code of the last `kubectl logs` of a pod, None while it runs. A pod that has ended is read once to its end: it
-    may have ended between two looks, or while its log could not be read.
+    `read` has the exit code of the last `kubectl logs` of each pod, None while it runs. The log of a pod that has ended
+    is read once to its end. The pod may have ended between two looks, or while its log could not be read.
     """
     names = []
     for pod in pods:
@@ -33,7 +33,7 @@ def to_read(pods: list[dict[str, Any]], read: Mapping[str, int | None]) -> list[
 
 
 class Followed:
-    """The steps of a job, read until the block ends."""
+    """Reads the steps of a job until the `with` block ends."""
 
     def __init__(self, job: JobView) -> None:
         self.steps = Steps()

@@ -1,7 +1,7 @@
 """The live table of the tour: one job and the acts, redrawn twice a second.
 
-State, ready, generation, members and incidents are the job's status, as kubectl shows it; step and loss are the trainers' log,
-because the status has progress only every ten seconds.
+State, ready, generation, members and incidents come from the job's status, as kubectl shows it. Step and loss come from
+the trainers' log, because the status has progress only every ten seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from harness.steps import Steps
 
 REDRAW_S = 0.5
 READ_S = 1.0
-"""How often the status is read."""
+"""Seconds between two reads of the status."""
 
 
 class LiveTable:
-    """Shows a job until the block ends; `act` says what is being done to it. On no terminal: one line per change."""
+    """Shows a job until the `with` block ends. `act` adds the present act. Without a terminal it prints one line per change."""
 
     def __init__(self, console: Console, job: JobView, steps: Steps) -> None:
         self._console, self._job, self._steps = console, job, steps
@@ -54,12 +54,12 @@ class LiveTable:
             self._live.stop()
 
     def act(self, text: str) -> None:
-        """Say what happens now."""
+        """Print what happens now."""
         self._act = text
         self._console.print(f"[dim]{self._clock()}[/] [bold]{text}[/]")
 
     def note(self, text: str) -> None:
-        """Say what came of it."""
+        """Print the outcome of an act."""
         self._console.print(f"[dim]{self._clock()}[/]   {text}")
 
     def _clock(self) -> str:

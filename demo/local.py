@@ -25,33 +25,33 @@ WORKERS, STEPS, KILL_AT = 3, 1000, 300
 SIZES = ("--workers", str(WORKERS), "--min", "2")
 """Two workers may train without the third."""
 PACE_S = 0.008
-"""Added to each step, so that a person can follow."""
+"""Seconds added to each step, so that a person can follow."""
 VICTIM = 1
-"""The worker whose process is killed."""
+"""Number of the worker whose process is killed."""
 LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the run showed."""
+    """The observations of the run."""
 
     pid: int
-    """Of the process that was killed."""
+    """Process that was killed."""
     step: int
-    """The last step before the kill that the job's status names."""
+    """Last step before the kill in the job's status."""
     before: Mapping[str, int]
     after: Mapping[str, int]
-    """Process of each worker, before the kill and once all workers train again."""
+    """Worker -> its process, before the kill and once all workers train again."""
     whole_after_s: float
-    """From the kill until all workers trained again."""
+    """Time from the kill until all workers trained again."""
     status: Mapping[str, Any]
-    """Of the job, at its end."""
+    """Status of the job at its end."""
     output: str
-    """Of the run."""
+    """Output of the run."""
 
 
 def report(seen: Seen) -> tuple[list[str], bool]:
-    """Return what happened, in lines, and whether it is what the README promises. Pure."""
+    """Return lines that tell what happened, and whether it is what the README promises. Pure."""
     status = seen.status
     incident: Mapping[str, Any] = next(
         (one for one in status.get("incidents", ()) if one.get("cause") == "ProcessExited"), {}
@@ -80,7 +80,10 @@ def report(seen: Seen) -> tuple[list[str], bool]:
 
 
 def run(directory: Path) -> Seen:
-    """Train the sample, kill a process, and return what was seen. Raises TimedOutError; AssertionError if the run ends early."""
+    """Train the sample, kill a process, and return the observations.
+
+    Raises TimedOutError. Raises AssertionError if the run ends early.
+    """
     arguments = ("--steps", str(STEPS), "--pace", str(PACE_S), "--save", str(directory / "model.pt"))
     job = LocalRun(directory, *SIZES, str(SAMPLE), *arguments)
     try:
@@ -105,13 +108,13 @@ def run(directory: Path) -> Seen:
 
 
 class _Shown:
-    """The run's output, as it comes."""
+    """Prints the run's output as it comes."""
 
     def __init__(self, log: Path) -> None:
         self._log = log.open(errors="replace")
 
     def more(self) -> bool:
-        """Print what is new. Always False, so that a condition can call it."""
+        """Print new output. Return False, so that a condition can call it."""
         print(self._log.read(), end="", flush=True)
         return False
 
@@ -132,7 +135,7 @@ def _is_whole(status: Mapping[str, Any], generation: int) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tour, and say what happened."""
+    """Run the tour and print what happened."""
     parser = argparse.ArgumentParser(
         prog="python -m demo.local",
         description="Train a sample with three local workers, kill one of them on the way, and say what happened.",

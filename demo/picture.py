@@ -16,7 +16,7 @@ from rich.text import Text
 
 COLUMNS = 118
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*|<!--.*?-->\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-"""rich's, without fonts that the reader's browser would fetch from another host."""
+"""rich's SVG format, without fonts that the reader's browser would fetch from another host."""
 STYLES = (
     (r"^\$", "bold"),
     (r"^>>>", "bold red"),

@@ -1,4 +1,4 @@
-"""How long the tour took, in sentences. Pure."""
+"""Time of the tour, in sentences. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 BUSY = 4.0
-"""So many runnable processes for each core of the machine are no excuse for a late step."""
+"""Runnable processes for each core up to which the bounds stay as they are. A machine may be that busy without any excuse."""
 FIRST_RUN_S, LATER_RUN_S = 900, 180
-"""What a run is meant to take on two cores, without downloads: with something to build, and with everything cached."""
+"""Expected seconds of a run on two cores, without downloads: one that builds, and one with everything cached."""
 
 
 def allowance(load: float, cores: int) -> float:
-    """Return the factor by which the bounds of the tour's claims are wider now: 1, and more on a machine that has much other work.
+    """Return the factor by which the tour's bounds are wider on a busy machine; 1 on any other.
 
     `load` is the load average of the last minute.
     """
@@ -20,16 +20,17 @@ def allowance(load: float, cores: int) -> float:
 
 
 def bounded(bound_s: float, factor: float) -> str:
-    """Return a bound for the text of a claim, with the factor if it is wider than on an idle machine."""
+    """Return a bound for the text of a claim. It names the factor if that is not 1."""
     if factor == 1.0:
         return f"{bound_s:g} s"
     return f"{bound_s * factor:.3g} s ({bound_s:g} s x {factor:.1f}: busy machine)"
 
 
 def sentences(total_s: float, steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the time since the command was typed and the downloads in it; then, if it took longer than meant, a note.
+    """Return a sentence with the time since the command began and its downloads, and a note if the run took too long.
 
-    `steps` are those recorded in this run (cluster.progress). Too long is no failed claim: a busy machine is no defect of ours.
+    `steps` are those recorded in this run (cluster.progress). A run that takes too long is no failed claim, since the
+    machine may be busy.
     """
     steps = list(steps)
     downloads_s = sum(s["seconds"] for s in steps if s["kind"] == "download")

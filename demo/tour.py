@@ -1,6 +1,6 @@
 """The tour: one job trained to its end while a process, a pod, a node and the operator die and the job is resized.
 
-Here: what comes before and after the acts (acts.py).
+This module does everything before and after the acts (acts.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HURRY = "hurry"
 
 
 def apply_sample(k: Kubectl, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[JobView, Path]:
-    """Apply the sample job, changed, under a name; return it and the directory of its checkpoint volume."""
+    """Apply the sample job, changed, under a name. Return it and the directory of its checkpoint volume."""
     claim, job = yaml.safe_load_all(SAMPLE.read_text())
     claim_name = claim["metadata"]["name"].replace("digits", name)
     directory = installation.volume(k, NAMESPACE, claim_name)
@@ -48,7 +48,7 @@ def apply_sample(k: Kubectl, name: str, change: Callable[[dict[str, Any]], None]
 def outcome(job: JobView, *, timeout_s: float = LOG_S, every_s: float = 1.0) -> tuple[float, str]:
     """Return (held-out accuracy, hash of the parameters) as rank 0 printed them before its script returned.
 
-    The container runtime writes the log: on a busy machine the line may come after the job has succeeded.
+    The container runtime writes the log. On a busy machine the line may come after the job has succeeded.
     """
 
     def printed() -> tuple[float, str] | None:
@@ -66,7 +66,7 @@ def outcome(job: JobView, *, timeout_s: float = LOG_S, every_s: float = 1.0) -> 
 
 
 def run(console: Console, *, keep: bool) -> int:
-    """Run the tour; return 0 when every claim held."""
+    """Run the tour. Return 0 if every claim held."""
     began_s = float(os.environ.get("MAKE_BEGAN") or time.time())
     existing = lifecycle.context()
     if existing:
@@ -135,12 +135,12 @@ def _run(console: Console) -> int:
 
 
 def _watched(job: dict[str, Any]) -> None:
-    """Every step printed; the pause in the steps lasts until the acts are over, however long they take here."""
+    """Print every step, and pause in each step until the acts are over, however long they take here."""
     _arguments(job).extend(["--print-every", "1", "--every-rank", "--hurry", f"/regroup/checkpoint/{HURRY}"])
 
 
 def _without_faults(job: dict[str, Any]) -> None:
-    """A fixed size of one, no pause in the steps: the same mathematics."""
+    """Give the job a fixed size of one and no pause in its steps. The mathematics stays the same."""
     job["spec"]["replicas"] = 1
     del job["spec"]["elasticPolicy"]
     arguments = _arguments(job)

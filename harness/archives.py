@@ -1,4 +1,4 @@
-"""Archives that come from elsewhere: what is in one stays below the directory that it is extracted to."""
+"""Extracts archives that come from elsewhere. Their members stay below the directory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Break things for real: signals to the very processes, pods deleted, power cut.
+"""Breaks things for real: signals to processes, pods deleted, power cut.
 
-The one-machine cluster's containers are processes of this machine, so that a signal arrives at once and exactly where
-it is meant; nothing in the container helps to die.
+The one-machine cluster's containers are processes of this machine. So a signal reaches exactly its process, at once,
+and nothing in the container takes part in its death.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.processes import name_of
 
 @dataclass(frozen=True)
 class ContainerProcess:
-    """A process of a pod: its id on this machine, its id in the container, its parent's, and its command line."""
+    """A process of a pod: its id on this machine, its id in the container, its parent's id, and its command line."""
 
     pid: int
     inner_pid: int
@@ -48,14 +48,14 @@ def _processes(pod_uid: str) -> Iterator[ContainerProcess]:
 
 
 def trainers(pod_uid: str) -> list[int]:
-    """Return this machine's process ids of the trainers of a pod, without what they were forked from."""
+    """Return the process ids of a pod's trainers on this machine, without the process that they were forked from."""
     every = processes(pod_uid)
     agents = {p.pid for p in every if p.inner_pid == 1}
     return [p.pid for p in every if p.parent in agents and _is_trainer(p.pid)]
 
 
 def kill_trainer(pod_uid: str) -> float:
-    """SIGKILL a trainer process of a pod; return when, in seconds since the epoch."""
+    """SIGKILL a trainer process of a pod. Return the time, in seconds since the epoch."""
     victims = trainers(pod_uid)
     if not victims:
         raise ClusterError(f"The pod {pod_uid} has no trainer process on this machine that could be killed.")
@@ -63,13 +63,13 @@ def kill_trainer(pod_uid: str) -> float:
 
 
 def kill_inner(pod_uid: str, inner_pid: int) -> float:
-    """SIGKILL the process that has this id inside its container; return when, in seconds since the epoch."""
+    """SIGKILL the process with this id inside its container. Return the time, in seconds since the epoch."""
     victim = _only(pod_uid, f"process {inner_pid}", lambda p: p.inner_pid == inner_pid and "pause" not in p.command)
     return _kill(victim.pid)
 
 
 def signal_inner(pod_uid: str, inner_pid: int, number: signal.Signals) -> float:
-    """Send another signal to that process; return when, in seconds since the epoch."""
+    """Send a signal to the process with this id inside its container. Return the time, in seconds since the epoch."""
     target = _only(pod_uid, f"process {inner_pid}", lambda p: p.inner_pid == inner_pid and "pause" not in p.command)
     sent = time.time()
     os.kill(target.pid, number)
@@ -77,12 +77,12 @@ def signal_inner(pod_uid: str, inner_pid: int, number: signal.Signals) -> float:
 
 
 def kill_main(pod_uid: str, word: str) -> float:
-    """SIGKILL the container's first process, whose command line has `word`; return when, in seconds since the epoch."""
+    """SIGKILL the container's first process, whose command line has `word`. Return the time, in seconds since the epoch."""
     return _kill(_main(pod_uid, word).pid)
 
 
 def signal_main(pod_uid: str, word: str, number: signal.Signals) -> int:
-    """Send another signal to the container's first process; return its id on this machine."""
+    """Send a signal to the container's first process, whose command line has `word`. Return its id on this machine."""
     pid = _main(pod_uid, word).pid
     os.kill(pid, number)
     return pid
@@ -106,12 +106,12 @@ def _kill(pid: int) -> float:
 
 
 def _is_trainer(pid: int) -> bool:
-    """The agent names the processes that it forks: trainer-<local rank>."""
+    """Return whether the agent has named this process as one that it forked: trainer-<local rank>."""
     return name_of(pid).startswith("trainer-")
 
 
 def power_off(node: str) -> float:
-    """Cut a node's power; return when that began, in seconds since the epoch."""
+    """Cut a node's power. Return the time at which that began, in seconds since the epoch."""
     began = time.time()
     lifecycle.power_off(node)
     return began
@@ -123,10 +123,10 @@ def power_on(node: str) -> None:
 
 
 def pause_network(node: str, seconds: float) -> float:
-    """Cut a node off from everything for some seconds; return how long that was."""
+    """Cut a node off from everything for some seconds. Return how long that was."""
     return lifecycle.pause_network(node, seconds)
 
 
 def restart_kubelet(node: str) -> None:
-    """Kill a node's kubelet; return when the next one reports. Its containers run on."""
+    """Kill a node's kubelet, and return when the next one reports. Its containers run on."""
     lifecycle.restart_kubelet(node)

@@ -1,4 +1,4 @@
-"""Put Regroup into the cluster as a user would: images, `helm upgrade --install`, a namespace, a volume."""
+"""Puts Regroup into the cluster as a user would: images, `helm upgrade --install`, a namespace, a volume."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ RESTRICTED = "pod-security.kubernetes.io/enforce"
 
 
 def kubectl() -> Kubectl:
-    """Return kubectl for the cluster in use: ours, or the one that REGROUP_CONTEXT names."""
+    """Return kubectl for the cluster in use: the one-machine cluster, or the one that REGROUP_CONTEXT names."""
     existing = lifecycle.context()
     return Kubectl(None, context=existing) if existing else Kubectl(paths.kubeconfig())
 
 
 def cluster_up() -> Kubectl:
-    """Bring the cluster up, build and load the images. Idempotent; a second time takes seconds."""
+    """Bring the cluster up, build and load the images. Idempotent: a second call takes seconds."""
     lifecycle.up(Settings())
     lifecycle.build_images(["trainer", "operator"])
     return kubectl()
 
 
 def install(k: Kubectl, **values: Any) -> None:
-    """Install or upgrade the chart; return when an operator leads and all run the image that was loaded last.
+    """Install or upgrade the chart. Return when an operator leads and all operators run the newest loaded image.
 
     `values` are dotted chart values.
     """
@@ -70,7 +70,7 @@ def namespace(k: Kubectl, name: str) -> None:
 
 
 def volume(k: Kubectl, namespace: str, claim: str) -> Path:
-    """Make a volume of a directory on this machine, bound to `claim`; return the directory, empty.
+    """Make a volume of a directory on this machine, bound to `claim`. Return the directory, which is empty.
 
     The one-machine cluster has no provisioner: all its nodes share this file system.
     """
@@ -107,7 +107,7 @@ def volume(k: Kubectl, namespace: str, claim: str) -> Path:
 
 
 def remove_namespace(k: Kubectl, name: str) -> None:
-    """Delete a namespace, with what is in it, and its volumes. Jobs and pods go at once; the rest is not waited for."""
+    """Delete a namespace with its objects, and its volumes. Jobs and pods go at once; the rest is not waited for."""
     if k.run("get", "namespace", name, "--ignore-not-found", "--output=name"):
         k.run("--namespace", name, "delete", RESOURCE, "--all", "--wait=false")
         k.run("--namespace", name, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")

@@ -34,11 +34,11 @@ class JobView:
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return its status, empty before the operator has seen it."""
+        """Return the job's status. It is empty before the operator has seen the job."""
         return self.get().get("status") or {}
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return its worker pods, by slot."""
+        """Return the job's worker pods, by slot."""
         found: dict[str, list[dict[str, Any]]] = json.loads(
             self.kubectl.read(self._pods(), labelSelector=f"regroup.dev/job-name={self.name},regroup.dev/role=worker")
         )
@@ -59,7 +59,7 @@ class JobView:
         self.patch(replicas=replicas)
 
     def patch(self, **spec: Any) -> None:
-        """Change fields of the spec (merge patch: None removes one)."""
+        """Change fields of the spec with a merge patch: None removes a field."""
         self._run("patch", RESOURCE, self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
     def scale(self, replicas: int) -> None:
@@ -67,21 +67,21 @@ class JobView:
         self._run("scale", RESOURCE, self.name, f"--replicas={replicas}")
 
     def delete_pod(self, name: str, *, grace_s: int | None = None) -> None:
-        """Delete a pod; `grace_s` 0 is without any grace."""
+        """Delete a pod. `grace_s` 0 gives it no grace, None the pod's own."""
         options = [] if grace_s is None else [f"--grace-period={grace_s}", *(["--force"] if grace_s == 0 else [])]
         self._run("delete", "pod", name, "--wait=false", *options)
 
     def logs(self, pod: str) -> str:
-        """Return what the trainer container of a pod has printed."""
+        """Return the log of a pod's trainer container."""
         return self.kubectl.read(f"{self._pods()}/{pod}/log", container="trainer")
 
     def stream_logs(self, pod: str) -> subprocess.Popen[str]:
-        """Follow the trainer container's log, each line with the time at which it was written; the caller ends it."""
+        """Follow the trainer container's log, each line with the time at which it was written. The caller ends the process."""
         options = ("--container=trainer", "--follow", "--timestamps")
         return self.kubectl.stream("--namespace", self.namespace, "logs", pod, *options)
 
     def wait(self, timeout_s: float, what: str, **wanted: Any) -> dict[str, Any]:
-        """Wait until the status has these values: state=, generation=, world_size=, step= (at least), ready=. Return it."""
+        """Wait until the status has these values, and return it: state=, generation=, world_size=, step= (at least), ready=."""
         seen: dict[str, Any] = {}
 
         def there() -> bool:
@@ -97,7 +97,7 @@ class JobView:
 
 
 def matches(status: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether a status has the values; `generation` and `step` are lower bounds."""
+    """Return whether a status has the values. `generation` and `step` are lower bounds."""
     membership, summary = status.get("membership") or {}, status.get("summary") or {}
     values = {
         "state": summary.get("state"),
@@ -110,7 +110,7 @@ def matches(status: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 
 def describe(status: dict[str, Any]) -> str:
-    """Return a status in a line, for an error."""
+    """Return a status in one line, for an error sentence."""
     conditions = "; ".join(
         f"{c['type']}={c['status']} {c['reason']}: {c['message']}"
         for c in status.get("conditions", ())

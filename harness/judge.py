@@ -1,10 +1,11 @@
-"""Judge what trainers committed: was a step lost, done twice, rolled back; who survived; what did a fault cost. Pure.
+"""Judges the commits of trainers: was a step lost, made twice, rolled back; who survived; what did a fault cost. Pure.
 
-The tour and the tests claim nothing about training that is not decided here. Every function returns the problems that it found,
-one sentence each; none means that the claim held. What is missing is a problem as well: no commits, no survivors.
+The tour and the tests claim nothing about training that is not decided here. Every function returns the problems that
+it found, one sentence each; an empty list means that the claim held. Missing evidence is a problem as well: no commits,
+no survivors.
 
-A *step* is numbered as the trainers number it. A generation goes on where the one before it stopped: its first step is the one
-after the newest committed step, or that same step again when only processes that are gone had committed it.
+A *step* is numbered as the trainers number it. A generation continues where the one before it stopped. Its first step
+is the one after the newest committed step. It is that step itself if only processes that are gone had committed it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Commit:
-    """One process committed one step in one generation. `process` names it for its whole life, and no other."""
+    """A commit of one step by one process in one generation. `process` names it for its whole life, and no other."""
 
     process: Hashable
     generation: int
@@ -25,28 +26,29 @@ class Commit:
 
 @dataclass(frozen=True)
 class Change:
-    """A fault or a resize, from the newest generation when it came to the newest one once all workers train again."""
+    """A fault or a resize: the newest generation before it, and the newest one once all workers train again."""
 
     before: int
     after: int
     survivors: Collection[Hashable]
-    """Processes that must live on: they commit in `after`, and in the first generation after `before` unless they pause."""
+    """Processes that must live on. They commit in `after`, and in the first generation after `before` unless they pause."""
     num_survivors: int
-    """How many they must be. Whoever breaks something knows the number; an empty list would otherwise always survive."""
+    """Number of survivors. The caller knows it, and it is given because an empty `survivors` would pass every check."""
     pausing: Collection[Hashable] = field(default=())
     """Survivors that may miss the first new generation: the others of a worker that lost one of its processes."""
     generations: tuple[int, int] = (1, 1)
-    """The least and the most generations it may take: one for the fault, and one for each later return or joiner."""
+    """Least and most generations that the change may take: one for the fault, and one for each later return or joiner."""
     redone: int = 1
-    """How many steps may be done again: one for a fault, none for a planned change."""
+    """Number of steps that may be made again: one for a fault, none for a planned change."""
     skips: bool = False
     """The first new generation may form no group: a new operator announces it before all agents have found that operator."""
 
 
 def whole(commits: Iterable[Commit], *, first: int | None = 0, last: int | None = None, redone: int = 0) -> list[str]:
-    """Return what is wrong with a run: every step once in the final lineage, nothing rolled back, none applied twice.
+    """Return the problems of a run: every step is once in the final lineage, none rolled back, none applied twice.
 
-    `first` and `last` are the steps that the run must begin and end with; None: any. `redone` steps may be done again.
+    `first` and `last` are the steps that the run must begin and end with; None allows any. `redone` steps may be made
+    again.
     """
     commits = list(commits)
     if not commits:
@@ -67,7 +69,7 @@ def whole(commits: Iterable[Commit], *, first: int | None = 0, last: int | None 
 
 
 def changed(commits: Iterable[Commit], change: Change) -> list[str]:
-    """Return what is wrong with one fault or resize: its steps, its generations, and who lived on."""
+    """Return the problems of one fault or resize: its steps, its generations, and its survivors."""
     commits = [c for c in commits if change.before <= c.generation <= change.after]
     spans = _spans(commits)
     numbers = [s.generation for s in spans]
@@ -92,9 +94,9 @@ def changed(commits: Iterable[Commit], change: Change) -> list[str]:
 
 
 def issued(before: int, after: int, allowed: tuple[int, int]) -> list[str]:
-    """Return what is wrong with how many generations there were, from number `before` to number `after`.
+    """Return the problems with the number of generations, from number `before` to number `after`.
 
-    The numbers of the status count those that formed no group, too, of which the commits of a script tell nothing.
+    The numbers of the status also count generations that formed no group, of which a script has no commits.
     """
     least, most = allowed
     if least <= after - before <= most:
@@ -106,9 +108,10 @@ def issued(before: int, after: int, allowed: tuple[int, int]) -> list[str]:
 def kept(
     before: Mapping[str, Collection[int]], now: Mapping[str, Collection[int]], *, lost: Collection[str], number: int
 ) -> list[str]:
-    """Return what is wrong with the survivors of a fault, by the process table: {worker: process ids} before and now.
+    """Return the problems of a fault's survivors, by the process table: {worker: process ids} before and now.
 
-    `lost` are the workers that the fault took, `number` how many workers must have survived with the processes they had.
+    `lost` are the workers that the fault took. `number` is how many workers must have survived with the processes they
+    had.
     """
     survivors = sorted(set(before) - set(lost))
     problems = []
@@ -147,7 +150,7 @@ def _follows(old: _Span, new: _Span) -> list[str]:
 
 
 def _holes(commits: Sequence[Commit]) -> list[str]:
-    """Return the steps within a generation that nobody committed."""
+    """Return the steps within a generation that no process committed."""
     steps: dict[int, set[int]] = {}
     for commit in commits:
         steps.setdefault(commit.generation, set()).add(commit.step)
@@ -156,7 +159,7 @@ def _holes(commits: Sequence[Commit]) -> list[str]:
 
 
 def _skipped(commits: Sequence[Commit], spans: Sequence[_Span]) -> list[str]:
-    """Return processes that left out a step of a generation: all members begin with the same one and take every one."""
+    """Return the processes that left out a step of a generation. All members begin with the same step and make every one."""
     firsts = {span.generation: span.first for span in spans}
     steps: dict[tuple[Hashable, int], set[int]] = {}
     for commit in commits:
@@ -169,7 +172,7 @@ def _skipped(commits: Sequence[Commit], spans: Sequence[_Span]) -> list[str]:
 
 
 def _twice(commits: Sequence[Commit]) -> list[str]:
-    """Return processes that applied a step to a state which had it already: steps only go up in one process."""
+    """Return the processes that applied a step to a state which had it already. In one process steps only go up."""
     seen: dict[Hashable, list[Commit]] = {}
     for commit in commits:
         seen.setdefault(commit.process, []).append(commit)

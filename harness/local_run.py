@@ -1,4 +1,4 @@
-"""`regroup run` as a process of its own: its status, its agents and trainers, and the wait for what they do."""
+"""`regroup run` as a process of its own: its status, its agents and its trainers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LocalRun:
         return found
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 120) -> dict[str, Any]:
-        """Wait until the status fulfils a condition; fail at once if the run has ended before it did."""
+        """Wait until the status fulfils a condition, and return it. Fail at once if the run ends first."""
 
         def there() -> dict[str, Any] | None:
             ended, status = self.process.poll() is not None, self.status()
@@ -46,7 +46,7 @@ class LocalRun:
         return found
 
     def trains(self, ranks: int, after: int = 0) -> dict[str, Any]:
-        """Wait until a settled generation above `after` has these ranks and has committed a step."""
+        """Wait until an adopted generation above `after` trains with this number of ranks."""
 
         def there(status: dict[str, Any]) -> bool:
             membership = status.get("membership") or {}
@@ -63,7 +63,7 @@ class LocalRun:
         FileStore(self.state / "job.json").change_spec(change)
 
     def close(self) -> None:
-        """End it at once, and with it its agents and their trainers: the kernel kills them with their parent."""
+        """Kill the run. The kernel kills its agents and their trainers with their parent."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(30)

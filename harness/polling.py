@@ -1,9 +1,9 @@
-"""Wait for a condition until a deadline: for tests, tour, benchmarks, chaos and the cluster. Standard library only.
+"""Waits for a condition until a deadline: for tests, tour, benchmarks, chaos and the cluster. Standard library only.
 
-`until` fails at the deadline, `within` says whether it came, `until_async` lets an event loop go on meanwhile. Scripts that run
-in a trainer, and process 1 of a node, have loops of their own: they import none of this.
+`until` fails at the deadline, `within` returns whether the condition came, `until_async` lets an event loop go on
+meanwhile. Scripts in a trainer, and process 1 of a node, have loops of their own and import none of this.
 
-Nothing waits by a pause of fixed length: a condition says when to go on, and a deadline names what never came.
+Nothing waits by a pause of fixed length: a condition ends a wait, and at the deadline an error names the condition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TimedOutError(AssertionError):
-    """What was waited for did not come in time: one sentence, then what the caller adds."""
+    """A condition did not become true in time. The text is one sentence, then the caller's details."""
 
 
 def until(
@@ -48,7 +48,7 @@ def until(
 
 
 def within(condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.02) -> bool:
-    """Return whether `condition` became true in time: for a wait that may end without it. Asked as by `until`."""
+    """Return whether `condition` became true in time, for a wait that may end without it. It is asked as by `until`."""
     deadline = _Deadline("", timeout_s, None, TimedOutError)
     while not condition():
         if deadline.is_over():
@@ -66,7 +66,7 @@ async def until_async(
     details: Callable[[], str] | None = None,
     error: Callable[[str], Exception] = TimedOutError,
 ) -> T:
-    """The same, while the event loop goes on. `condition` is an ordinary function."""
+    """Wait as `until` does, while the event loop goes on. `condition` is an ordinary function."""
     deadline = _Deadline(what, timeout_s, details, error)
     while not (value := condition()):
         deadline.check()

@@ -24,7 +24,7 @@ runpy.run_module("regroup_operator", run_name="__main__")
 
 
 class Replica:
-    """One operator process. `settings`: more of them (REGROUP_SETTINGS_ and the name), absent: those of the chart."""
+    """One operator process. `settings` adds REGROUP_SETTINGS_ variables, by their names without the prefix."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Replica:
         settings: Mapping[str, str] | None = None,
         clock_off_s: float = 0.0,
     ) -> None:
-        """`namespace`: of the operator, where a pod called `name` stands for its own. `clock_off_s`: so far is its wall clock
-        ahead."""
+        """Start the operator. `namespace` is its own, where a pod called `name` stands for its pod. Its wall clock is
+        `clock_off_s` ahead."""
         self.name, self.log = name, log
         self.agents, self.ops = free_port(), free_port()
         chosen = {
@@ -56,34 +56,34 @@ class Replica:
             self.process = subprocess.Popen([sys.executable, *how], env=environ, stderr=file)
 
     def page(self, path: str) -> tuple[int, str]:
-        """Return status and text of a page of the ops port; (0, "") while nobody listens."""
+        """Return status and text of a page of the ops port; (0, reason) while nobody listens."""
         return get(f"http://127.0.0.1:{self.ops}{path}")
 
     def agent_call(self, ca: str | None = None) -> tuple[int, str]:
-        """Return what an agent without a token is told; (0, why) where TLS or TCP fail."""
+        """Return the answer to an agent without a token; (0, reason) if TLS or TCP fail."""
         context = ssl.create_default_context(cadata=ca)
         context.check_hostname = False  # the certificate is for the Service's name, which only a cluster resolves
         return get(f"https://127.0.0.1:{self.agents}/v1/namespaces/n/pods/p/commands", context)
 
     def ready(self) -> bool:
-        """Whether it says so; fails if it ended."""
+        """Return whether the operator reports ready. Fail if it has ended."""
         assert self.process.poll() is None, self.log.read_text()
         return self.page("/readyz")[0] == 200
 
     def leads(self) -> bool:
-        """Whether it says so; fails if it ended."""
+        """Return whether the operator reports that it leads. Fail if it has ended."""
         assert self.process.poll() is None, self.log.read_text()
         return "regroup_leader 1.0" in self.page("/metrics")[1]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it, wait for its end, return its exit status."""
+        """Send a signal, wait for the end of the process, and return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(END_TIMEOUT_S)
 
 
 def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """Return status and text of a page; (0, why) where nobody answers."""
+    """Return status and text of a page; (0, reason) if nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=5, context=context) as answer:
             return answer.status, answer.read().decode()

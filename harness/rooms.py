@@ -1,9 +1,12 @@
-"""Draw the rooms of a package, and what imports what: `python -m harness.rooms PACKAGE FILE.svg [REVISION]`.
+"""Draws the rooms of a package and their imports: `python -m harness.rooms PACKAGE FILE.svg [REVISION]`.
 
-Made docs/design/rooms-before.svg (of 9c24f84^, the last revision with one room `elastic`), rooms-after.svg, operator-before.svg (of
-689306f, the last revision with one class for the whole plan) and operator-after.svg. A room is a folder; its files are listed in
-it, those that import each other in a circle in red. An arrow goes from a room to one that it imports; what follows from other
-arrows is left out.
+It made four pictures in docs/design:
+
+- rooms-before.svg, of 9c24f84^, the last revision with one room `elastic`, and rooms-after.svg;
+- operator-before.svg, of 689306f, the last revision with one class for the whole plan, and operator-after.svg.
+
+A room is a folder, with a list of its files. Files that import each other in a circle are red. An arrow goes from a
+room to one that it imports. An arrow that follows from other arrows is left out.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 @dataclass(frozen=True)
 class Package:
-    """A package and where it lies. `leaves`: files of the package itself that stand below the rooms; `houses`: folders whose own
-    folders are rooms."""
+    """A package and its place in the repository.
+
+    `leaves` are files directly in the package that stand below the rooms. `houses` are folders whose own folders are
+    rooms.
+    """
 
     name: str
     root: str
@@ -41,7 +47,7 @@ OPERATOR = Package("regroup_operator", "operator", ("retries",), ("plan",))
 
 
 def room_of(module: str, package: Package) -> str:
-    """Return the folder of a module. Those directly in the package are one room, but for its leaves."""
+    """Return the room of a module, which is its folder. Files directly in the package are one room, except for its leaves."""
     parts = module.split(".")
     if len(parts) > 2:
         return "/".join(parts[1:-1]) if parts[1] in package.houses else parts[1]
@@ -49,7 +55,7 @@ def room_of(module: str, package: Package) -> str:
 
 
 def imports(package: Package, revision: str | None) -> dict[str, set[str]]:
-    """Return what each module imports, for its types too, as the code stood at a revision; None: as it stands."""
+    """Map each module to the modules that it imports, also only for types. `revision` None reads the working tree."""
     with tempfile.TemporaryDirectory() as directory:
         root = REPOSITORY / package.root
         if revision is not None:
@@ -78,7 +84,7 @@ def circles(edges: dict[str, set[str]]) -> set[str]:
 
 
 def needed(edges: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the edges without those that other edges lead to as well; all of them where there is a circle."""
+    """Return the edges without those that follow from other edges. If there is a circle, return all."""
     reach = {node: set(targets) for node, targets in edges.items()}
     for via, node in product(edges, edges):
         if via in reach[node]:
@@ -89,7 +95,7 @@ def needed(edges: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def layers(edges: dict[str, set[str]], circular: set[str]) -> list[list[str]]:
-    """Return rooms in rows: each below what imports it. Arrows between two rooms of a circle do not count."""
+    """Return rooms in rows: each below the rooms that import it. Arrows between two rooms of a circle do not count."""
     order = {room: {t for t in targets if not (room in circular and t in circular)} for room, targets in edges.items()}
     height: dict[str, int] = {}
     for room in TopologicalSorter(order).static_order():

@@ -1,7 +1,7 @@
-"""What the trainers themselves logged: one line for each committed step, stamped by the container runtime. Pure.
+"""The trainers' own log: one line for each committed step, stamped by the container runtime. Pure.
 
-The tour judges by these lines, not by what the operator says of itself: their times are this machine's clock, the one by
-which it sends its signals. Every rank prints: what a dying process can no longer print, the others do.
+The tour judges by these lines, not by the operator's reports. Their times are of this machine's clock, the same clock
+that the tour reads when it sends a signal. Every rank prints, so the log goes on when a rank dies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse(line: str, pod: str) -> Step | None:
 
 
 class Steps:
-    """Steps of the group in the order of their times: each when the first rank printed it.
+    """The steps of a group in the order of their times. The time of a step is that of the first rank that printed it.
 
     Lines may be added from several threads, again and in any order.
     """
@@ -59,7 +59,7 @@ class Steps:
         return iter(first.values())
 
     def commits(self) -> list[Commit]:
-        """Return what every pod printed, for the judge. A pod has one process; one that starts again comes after it."""
+        """Return all steps of all pods, for the judge. A pod has one process at a time."""
         return [Commit(s.pod, s.generation, s.number) for s in self._steps.copy().values()]
 
     def pods(self, generation: int) -> set[str]:
@@ -68,11 +68,11 @@ class Steps:
 
     @property
     def newest(self) -> Step | None:
-        """The last step so far."""
+        """The last step so far, or None."""
         return max(self, key=lambda s: s.at_s, default=None)
 
     def first_after(self, generation: int) -> Step | None:
-        """Return the first step of a newer generation; None before there is one."""
+        """Return the first step of a newer generation, or None."""
         return next((s for s in self if s.generation > generation), None)
 
     def intervals_s(self, *, since_s: float, until_s: float) -> list[float]:
@@ -81,7 +81,7 @@ class Steps:
         return [b - a for a, b in itertools.pairwise(times) if a < until_s and b > since_s]
 
     def pauses_s(self, after: int) -> list[float]:
-        """Return for each generation after `after` how long nobody stepped before it, less its predecessor's median step."""
+        """Return the pause before each generation above `after`: the time without a step, less the median step before it."""
         by_generation: dict[int, list[float]] = {}
         for step in self:
             by_generation.setdefault(step.generation, []).append(step.at_s)

@@ -1,4 +1,4 @@
-"""Read the trainers' own traces and ask the questions of the issue: who committed what, when, in which process. Pure but `load`."""
+"""Reads the trainers' own traces and answers who committed what, when, and in which process. Pure but for `load`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import judge
 
 @dataclass(frozen=True)
 class Commit:
-    """One process committed one step. `t` is seconds since the epoch, by that process's clock."""
+    """A commit of one step by one process. `t` is seconds since the epoch, by that process's clock."""
 
     t: float
     pod: str
@@ -26,7 +26,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Done:
-    """One process has taken its last step, in this generation. `parameters` is their SHA-256."""
+    """A process has made its last step, in this generation. `parameters` is their SHA-256."""
 
     t: float
     pod: str
@@ -38,7 +38,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that all processes wrote, in order of time."""
+    """All events of all processes, in the order of time."""
 
     commits: tuple[Commit, ...]
     built: tuple[dict[str, object], ...]
@@ -53,7 +53,7 @@ class Trace:
         return [c for c in self.commits if c.generation < generation][-1]
 
     def starting_at(self, t: float) -> set[str]:
-        """Return the pods that have begun to train, and had not built their model by then."""
+        """Return the pods that have begun to train, but had not built their model at time `t`."""
         built: dict[str, float] = {}
         for b in self.built:
             pod, at_s = str(b["pod"]), float(str(b["t"]))
@@ -94,8 +94,8 @@ class Trace:
     def judged(self, *, restarted: Collection[str] = (), after: int = 0) -> list[judge.Commit]:
         """Return the commits for the judge.
 
-        The containers of the pods `restarted` were started again after generation `after`: their processes are others from
-        then on, although they have the process ids that the former ones had.
+        The containers of the pods `restarted` were started again after generation `after`. Their processes count as new
+        ones from then on, although they have the process ids of the old ones.
         """
         return [
             judge.Commit(
@@ -107,7 +107,7 @@ class Trace:
         ]
 
     def ended_at(self) -> float:
-        """Return when every process of the last generation was done; infinity while one is not."""
+        """Return the time at which the last process of the last generation was done; infinity while one is not."""
         last = max((d.generation for d in self.done), default=0)
         said = {(d.pod, d.pid): d for d in self.done if d.generation == last}
         whole = {d.world_size for d in said.values()} == {len(said)}
@@ -115,7 +115,7 @@ class Trace:
 
 
 def load(directory: Path) -> Trace:
-    """Read all files of a trace directory; a line that is being written is left for the next time."""
+    """Read all files of a trace directory. A line that is being written is left for the next call."""
     return parse(line for path in directory.glob("*.jsonl") for line in path.read_text().splitlines(keepends=True))
 
 

@@ -1,4 +1,7 @@
-"""Jobs for the end-to-end tests: the sample, and traced ones: make one, wait for it, read its trace, find what to break."""
+"""Jobs for the end-to-end tests: the sample, and jobs that trace their commits.
+
+A traced job can be made, waited for, read and judged, and the tests find in it what they break.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,17 @@ class TracedJob(JobView):
     directory: Path
 
     def pace(self, seconds: float) -> None:
-        """Have its steps take so much longer than their work, from the next one on."""
+        """Add this time to each step, from the next one on."""
         aside = self.directory / "pace.new"
         aside.write_text(str(seconds))
         aside.replace(self.directory / "pace")
 
     def trace(self) -> Trace:
-        """Return what has been traced so far."""
+        """Return the trace so far."""
         return load(self.directory)
 
     def wait_trace(self, condition: Callable[[Trace], bool], timeout_s: float, what: str) -> Trace:
-        """Wait until the trace fulfils a condition; return it."""
+        """Wait until the trace fulfils a condition, and return it."""
 
         def there() -> Trace | None:
             trace = self.trace()
@@ -52,9 +55,10 @@ class TracedJob(JobView):
         return found
 
     def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20, after: int = 0) -> Trace:
-        """Wait until a settled generation of so many workers, above `after`, has committed `steps` steps; return the trace.
+        """Wait until an adopted generation of `workers` workers, above `after`, has committed `steps` steps. Return the trace.
 
-        A generation that a later one replaces meanwhile does not count: the status may lag behind the fault that ended it.
+        A generation that a later one replaces meanwhile does not count: the status may lag behind the fault that ended
+        it.
         """
         ready, ranks = f"{workers}/{workers}", workers * self.get()["spec"].get("processesPerWorker", 1)
         what = f"{self.name} trains with {workers} workers"
@@ -97,10 +101,10 @@ class TracedJob(JobView):
     ) -> Trace:
         """Wait until `workers` train again after a fault or a resize that came at the end of `before`; return the trace.
 
-        Fails unless the judge is content: at most `redone` steps again, nothing lost or rolled back, this number of
-        generations, and this number of survivors: the processes that trained before but those that `lost` names.
-        `restarted` are pods whose containers were started again: their processes may have the ids of lost ones. `skips`: the
-        first of several generations may form no group.
+        The judge has to accept the change: at most `redone` steps again, nothing lost or rolled back, and this number
+        of `generations`. `survivors` is the number of processes that trained before and that `lost` does not name.
+        `restarted` are pods whose containers were started again, so that their processes may have the ids of lost ones.
+        `skips`: the first of several generations may form no group.
         """
         generation = before.commits[-1].generation
         trace = self.training(workers=workers, steps=5, after=generation)
@@ -122,7 +126,7 @@ class TracedJob(JobView):
         return next(p for p in self.pods() if p["metadata"]["name"] == pod), pid
 
     def kill_rank(self, rank: int) -> float:
-        """SIGKILL the process of a rank; return when."""
+        """SIGKILL the process of a rank. Return the time, in seconds since the epoch."""
         pod, pid = self.victim(rank)
         return faults.kill_inner(pod["metadata"]["uid"], pid)
 
@@ -139,7 +143,7 @@ class TracedJob(JobView):
         }
 
     def exit_code(self, pod: str) -> int | None:
-        """Return with which code a pod's trainer container ended before it was started again; None: it never was."""
+        """Return the exit code of a pod's trainer container before it was started again, or None if it never was."""
         found = next(p for p in self.pods() if p["metadata"]["name"] == pod)
         trainer = next(c for c in found["status"]["containerStatuses"] if c["name"] == "trainer")
         code: int | None = trainer["lastState"].get("terminated", {}).get("exitCode")
@@ -154,12 +158,12 @@ def leader_node(k: Kubectl) -> str:
 
 
 def alive(pod: dict[str, Any]) -> bool:
-    """Return whether a pod runs and is not about to go."""
+    """Return whether a pod runs and is not being deleted."""
     return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
 
 
 def sample(k: Kubectl, namespace: str, path: Path = SAMPLE) -> tuple[JobView, Path]:
-    """Apply a sample that runs digits.py, with a volume for its claim; return it, and the file that ends its pauses."""
+    """Apply a sample that runs digits.py, with a volume for its claim. Return it, and the file that ends its pauses."""
     claim, job = yaml.safe_load_all(path.read_text())
     directory = installation.volume(k, namespace, claim["metadata"]["name"])
     job["metadata"]["namespace"] = namespace

@@ -1,7 +1,7 @@
-"""Render manifests/install.yaml, the plain install, from the chart: `python -m manifests.render [--check]`.
+"""Renders manifests/install.yaml, the plain install, from the chart: `python -m manifests.render [--check]`.
 
-It is for those without helm, and equal to what the chart installs with its default values into regroup-system.
-tests/api holds it to the chart. helm is the one that `python -m cluster` builds.
+It is for users without helm. It has the same objects as the chart with its default values in regroup-system, and
+tests/api compares the two. The helm of `python -m cluster` renders it.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ metadata:
 
 
 def install_manifest() -> str:
-    """Return the whole manifest; builds helm first if it is not there."""
+    """Return the whole manifest. Build helm first if it is not there."""
     version = binaries.KUBERNETES_VERSION.removeprefix("v")
     command = ["template", "regroup", "helm/regroup", f"--namespace={NAMESPACE}", f"--kube-version={version}"]
     done = subprocess.run(
@@ -36,7 +36,7 @@ def install_manifest() -> str:
 
 
 def main() -> int:
-    """Write the manifest, or with --check return 1 when it differs."""
+    """Write the manifest, or return 1 with --check if it differs."""
     if "--check" not in sys.argv:
         INSTALL.write_text(install_manifest(), encoding="utf-8")
         return 0

@@ -1,7 +1,8 @@
-"""A script with a long end: after its loop it waits for its tester, may fail once, and rank 0 saves the model.
+"""A script with a long end: after its loop it waits for the test, may fail once, and rank 0 saves the model.
 
-Environment: STEPS, TRACE (directory). In TRACE, by rank: while there is no file `go-RANK` the end waits; where there is a file
-`raise-RANK` it removes that and raises, as a client of a bucket does. It writes `end` and `returned` to a trace of its own.
+Environment: STEPS, TRACE (directory). The end of a rank waits for the file `go-RANK` in TRACE. If there is a file
+`raise-RANK`, the rank removes it and raises, as a client of a bucket does. The script writes `end` and `returned` to a
+trace of its own.
 """
 
 import hashlib

@@ -1,6 +1,10 @@
-"""An unmodified torch.distributed script that traces its steps like traced.py. It does not know Regroup's generation:
-in place of it this script counts how often its group has formed. Environment: STEPS (or until there is a file `end` in TRACE),
-STEP_SECONDS (a file `pace` in TRACE takes its place), TRACE (directory; its checkpoint is there, too).
+"""An unmodified torch.distributed script that traces its steps like traced.py.
+
+It does not know Regroup's generation, so it counts how often its group has formed. Environment:
+
+- TRACE: directory of the traces and of its checkpoint;
+- STEPS: number of steps; without it the script runs until TRACE has a file `end`;
+- STEP_SECONDS: extra time of a step; a file `pace` in TRACE replaces it.
 """
 
 import json

@@ -1,10 +1,15 @@
-"""A small model with a trace: every process writes what it commits, by its own clock, to a file of its own on the shared volume.
+"""A small model with a trace: every process writes its commits, by its own clock, to a file of its own on the volume.
 
-It imports torch and regroup only, which an agent preloads: a process that starts again costs its tests no more than it has to.
+It imports torch and regroup only, which an agent preloads. So the tests do not wait for imports when a process starts
+again.
 
-Environment: STEPS, REDUCTION, GLOBAL_BATCH, TRACE (directory), STEP_SECONDS (extra time a step takes, so that a run lasts; a
-file `pace` in TRACE takes its place), EATS_AT (step at which rank 1 uses all memory that its container may use, once). While there
-is a file `start-SLOT` or `enter-SLOT` in TRACE, a worker's processes wait before they begin, or before their first generation.
+Environment:
+
+- STEPS, REDUCTION, GLOBAL_BATCH;
+- TRACE: directory. While it has a file `start-SLOT` or `enter-SLOT`, a worker's processes wait before they begin, or
+  before their first generation;
+- STEP_SECONDS: extra time of a step, so that a run lasts; a file `pace` in TRACE replaces it;
+- EATS_AT: step at which rank 1 uses all memory of its container, once in the job's life.
 """
 
 import hashlib
@@ -43,7 +48,7 @@ def pace_s() -> float:
 
 
 def eat() -> None:
-    """Once in the job's life."""
+    """Use all memory of the container, once in the job's life."""
     try:
         os.close(os.open(EATEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except FileExistsError:
