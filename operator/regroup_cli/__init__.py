@@ -1,7 +1,10 @@
-"""What a person types: `regroup` for jobs on this machine, `kubectl regroup` for those of a cluster. Parsing, local processes and
-words; every decision is the operator's.
+"""The command lines: `regroup` for jobs on this machine, `kubectl regroup` for those of a cluster.
 
-`local.py` implements the controller's ports for processes on this machine, `run.py` is `regroup run`; `regroup scale` and
-`regroup status`, in `__main__.py`, read and change the file of a running local job. `plugin.py` is `kubectl regroup`, and
-`explain.py` its words. `streams.py` is how every command ends when its terminal does.
+The package parses arguments, starts local processes and prints; the operator's packages decide.
+
+- `__main__.py` parses `regroup`. `regroup scale` and `regroup status` there read and change the file of a running local
+  job.
+- `run.py` is `regroup run`. `local.py` implements the controller's ports for processes on this machine.
+- `plugin.py` is `kubectl regroup`, and `explain.py` makes its sentences.
+- `streams.py` ends every command properly when its terminal or pipe closes.
 """

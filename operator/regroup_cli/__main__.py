@@ -16,7 +16,7 @@ from regroup_operator.model.records import Settings
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; its help is part of the product."""
+    """Return the parser. Its help is part of the product."""
     top = argparse.ArgumentParser(
         prog="regroup",
         description="Run and control training jobs on this machine, without a cluster.",
@@ -194,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def seconds(text: str) -> float:
-    """Return a length of time; argparse makes a sentence of what is none."""
+    """Return a number of seconds. argparse turns the ValueError for any other text into a sentence."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds; give a number of at least 0")
@@ -202,7 +202,7 @@ def seconds(text: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit code; an error of the user's is one sentence and exit code 2."""
+    """Run one command and return the exit code. A user's error is one sentence and exit code 2."""
     args = parser().parse_args(argv)
     try:
         if args.command == "run":

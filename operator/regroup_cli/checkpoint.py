@@ -1,6 +1,6 @@
-"""`regroup checkpoint`: what lies in a directory of checkpoints, and whether it can be read. Changes nothing there.
+"""`regroup checkpoint`: lists the checkpoints in a directory, and verifies that they can be read. It changes nothing.
 
-The rules by which a job chooses are `regroup.checkpoint.selection`'s; this shows the files to a person.
+`regroup.checkpoint.selection` has the rules by which a job chooses one; this module shows the files to a person.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def _chosen(args: argparse.Namespace, directory: Path, complete: list[Name], inc
         name = selection.parse_name(args.name)
         if name is None or name not in (*complete, *incomplete):
             raise SpecError(
-                f"NAME ({args.name}) is no checkpoint in {directory}. See `regroup checkpoint list {directory}`."
+                f"NAME ({args.name}) is no checkpoint in {directory}. `regroup checkpoint list {directory}` shows all."
             )
         return [name]
     if not complete:
-        raise SpecError(f"{directory} holds no complete checkpoint. See `regroup checkpoint list {directory}`.")
+        raise SpecError(f"{directory} holds no complete checkpoint. `regroup checkpoint list {directory}` shows all.")
     return complete if args.all else complete[:1]
 
 

@@ -1,4 +1,4 @@
-"""Where the command `regroup` begins. It is installed with `kubectl regroup`, too, where its packages are missing."""
+"""Entry point of the command `regroup`. It is also installed with `kubectl regroup`, where its packages may be missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from regroup_cli.streams import guarded
 
 
 def main() -> int:
-    """Run the command line; one sentence and exit code 2 where it cannot run."""
+    """Run the command line. If it cannot run, print one sentence and return 2."""
     return guarded("regroup", _run)
 
 

@@ -1,4 +1,4 @@
-"""What `kubectl regroup` says of jobs: tables and sentences from the objects that the API server gives. Pure."""
+"""The tables and sentences of `kubectl regroup`, from the objects of the API server. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ HEAD = ("NAME", "STATE", "READY", "GENERATION", "STEP", "LOSS", "ETA", "RESTARTS
 MAX_INCIDENT = 60
 NORMAL = {"Accepted": "True", "PodsReady": "True", "AgentsConnected": "True", "Training": "True", "Degraded": "False",
           "CheckpointsSaved": "True", "SnapshotsTaken": "True"}  # fmt: skip
-"""What a condition says of a job that trains well."""
+"""Condition -> its status while a job trains well."""
 ENDS = ("Complete", "Failed", "Suspended")
 COMPLETING, FINISHING = "Completing", "Finishing"
-"""States of a job whose steps are over: condition Complete says what it waits for, scripts or roles."""
+"""States of a job whose steps are over. Condition Complete names what it waits for: scripts or roles."""
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 
 
 def table(jobs: Iterable[Object], *, namespaces: bool = False) -> str:
-    """Return one line for each job, by name; `namespaces`: with the namespace first."""
+    """Return one line for each job, by name. With `namespaces` each line begins with the namespace."""
     rows = [(*(("NAMESPACE",) if namespaces else ()), *HEAD)]
     for job in sorted(jobs, key=lambda one: (one["metadata"].get("namespace", ""), one["metadata"]["name"])):
         status = job.get("status") or {}
@@ -43,7 +43,7 @@ def table(jobs: Iterable[Object], *, namespaces: bool = False) -> str:
 
 
 def line(job: Object) -> str:
-    """Return one line on where a job is, for `watch`."""
+    """Return one line on the progress of a job, for `watch`."""
     status = job.get("status") or {}
     summary, membership, progress = (status.get(name) or {} for name in ("summary", "membership", "progress"))
     parts = [state(job)]
@@ -63,20 +63,20 @@ def line(job: Object) -> str:
 
 
 def news(job: Object, known: int) -> tuple[list[str], int]:
-    """Return the decisions of incidents above generation `known`, and the newest generation that has one."""
+    """Return the decisions of incidents above generation `known`, and the newest generation that has an incident."""
     incidents = [i for i in (job.get("status") or {}).get("incidents", ()) if i["generation"] > known]
     said = [f"Generation {i['generation']}: {i.get('cause') or 'Unknown'}: {i['decision']}" for i in incidents]
     return said, max([known, *(i["generation"] for i in incidents)])
 
 
 def state(job: Object) -> str:
-    """Return what kubectl's column State shows."""
+    """Return the text of kubectl's column State."""
     found: str = ((job.get("status") or {}).get("summary") or {}).get("state") or "AwaitingOperator"
     return found
 
 
 def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[str]:
-    """Return sentences on why a job is where it is, the most important first."""
+    """Return sentences on why a job is in its state, the most important first."""
     name, now = job["metadata"]["name"], state(job)
     status = job.get("status") or {}
     conditions = {c["type"]: c for c in status.get("conditions", ())}
@@ -111,7 +111,7 @@ def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[s
 
 
 def _stuck(pod: Object) -> str:
-    """Return why a pod does not run, empty where it does or is on its way."""
+    """Return why a pod does not run, or "" if it runs or starts."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     if status.get("phase") == "Failed":
         return f"Pod {name} failed: {status.get('reason') or 'see its log'}. {status.get('message') or ''}".strip()
@@ -128,7 +128,7 @@ def _stuck(pod: Object) -> str:
 
 
 def _times(incident: Object) -> str:
-    """Return how long the parts of a recovery took, as far as they are known."""
+    """Return the times of the parts of a recovery, as far as they are known."""
     parts = [
         f"{word} {incident[key]:.0f} ms"
         for key, word in (("detectMs", "seen after"), ("formMs", "formed in"), ("transferMs", "state copied in"))

@@ -1,8 +1,8 @@
-"""Which GPUs each worker of `regroup run` sees: the slot's own, the same ones each time the slot gets a new worker.
+"""Shares the machine's GPUs over the slots of `regroup run`. A slot keeps its GPUs when it gets a new worker.
 
-`share` decides, pure: names of GPUs in, CUDA_VISIBLE_DEVICES of each slot or one sentence out. `find` looks at the machine. Neither
-imports torch: the command line stays quick, and holds no GPU itself. Inside a worker each process takes the GPU of its LOCAL_RANK
-(`regroup.device()`).
+`share` decides, pure: from names of GPUs it makes CUDA_VISIBLE_DEVICES of each slot, or one error sentence. `find`
+looks at the machine. Neither imports torch, so that the command line stays quick and holds no GPU itself. Inside a
+worker each process takes the GPU of its LOCAL_RANK (`regroup.device()`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEV = Path("/dev")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of this machine. `migs`: UUIDs of its MIG devices; where it has some, CUDA computes on them only."""
+    """A GPU of this machine. `migs` has the UUIDs of its MIG devices. If there are any, CUDA computes only on them."""
 
     uuid: str
     migs: tuple[str, ...] = ()
@@ -37,14 +37,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Shares:
-    """What each slot sees. `names`: the run's GPUs as CUDA_VISIBLE_DEVICES names them, `processes` of them for each slot.
-    None: the workers see what this process sees. Empty: they see no GPU."""
+    """The GPUs of each slot.
+
+    `names` has the run's GPUs as CUDA_VISIBLE_DEVICES names them; a slot gets `processes` of them. With None the
+    workers see the GPUs that this process sees. If it is empty they see none.
+    """
 
     names: tuple[str, ...] | None
     processes: int = 1
 
     def environment(self, slot: int) -> dict[str, str]:
-        """Return what a worker of this slot gets in its environment beside what this process has."""
+        """Return the variables that a worker of this slot gets on top of this process's environment."""
         if self.names is None:
             return {}
         most = min(self.processes, len(self.names))
@@ -61,10 +64,13 @@ def share(
     found: Sequence[Gpu],
     environment: Mapping[str, str],
 ) -> Shares:
-    """Return what each slot sees. Pure. Raises SpecError where there are too few GPUs for one in each process.
+    """Return the GPUs of each slot. Pure. Raises SpecError if there are too few for one in each process.
 
-    `workers`: at the start; `most_workers`: that the job may have; `processes`: in each worker. `choice`: --gpus. `found`: the
-    machine's GPUs. `environment`: the user's. CUDA_VISIBLE_DEVICES there says which GPUs the run may use; empty, or "-1": none.
+    - `workers`: number at the start. `most_workers`: largest number of the job. `processes`: in each worker.
+    - `choice`: value of --gpus.
+    - `found`: the machine's GPUs.
+    - `environment`: the user's. CUDA_VISIBLE_DEVICES in it names the GPUs that the run may use; empty or "-1" means
+      none.
     """
     if choice == "none":
         return Shares((), processes)
@@ -98,14 +104,14 @@ def _too_few(workers: int, most_workers: int, processes: int, num_gpus: int, sai
 
 
 def _all(found: Sequence[Gpu]) -> tuple[str, ...]:
-    """Return the names of all GPUs: numbers, as scripts expect them; UUIDs where there are MIG devices, which have no numbers."""
+    """Return the names of all GPUs. They are numbers, as scripts expect, or UUIDs if there are MIG devices."""
     if not any(gpu.migs for gpu in found):
         return tuple(str(index) for index in range(len(found)))
     return tuple(name for gpu in found for name in (gpu.migs or (gpu.uuid,)))
 
 
 def _check_names(names: Sequence[str], found: Sequence[Gpu]) -> None:
-    """Raise SpecError for what CUDA takes for no GPU, or for none of all, without a word."""
+    """Raise SpecError for a name that makes CUDA hide some or all GPUs without an error."""
     for index, name in enumerate(names):
         if name in names[:index]:
             raise SpecError(f"{VISIBLE} names GPU {name} twice, and CUDA then shows no GPU. Name each one once.")
@@ -120,10 +126,10 @@ def _check_names(names: Sequence[str], found: Sequence[Gpu]) -> None:
 
 
 def find(proc: Path = PROC, dev: Path = DEV) -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine, in the driver's order; () where there is none, or no driver that answers.
+    """Return the GPUs of this machine, in the driver's order. The tuple is empty if there is none, or no driver answers.
 
-    `nvidia-smi -L` knows MIG devices. Containers may be without it: then the driver's files are read, and of the GPUs that they
-    name those count whose device is here.
+    `nvidia-smi -L` knows MIG devices. Containers may lack it. Then the driver's files are read, and GPUs without a
+    device file are left out.
     """
     program = shutil.which("nvidia-smi")
     if program is not None:
@@ -137,7 +143,7 @@ def find(proc: Path = PROC, dev: Path = DEV) -> tuple[Gpu, ...]:
 
 
 def listed(text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that `nvidia-smi -L` has printed. Pure."""
+    """Return the GPUs in the output of `nvidia-smi -L`. Pure."""
     found: list[Gpu] = []
     for line in text.splitlines():
         if gpu := _GPU.match(line):

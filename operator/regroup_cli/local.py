@@ -1,7 +1,7 @@
 """The controller's ports for one machine: a versioned file, agents as subprocesses, a random token for each.
 
-`regroup run` uses the same plan, the same membership endpoint and the same agent as a cluster; only these ports differ. A
-"pod" is an agent process: killed, it has failed and is replaced, as a pod would be.
+`regroup run` uses the same plan, the same membership endpoint and the same agent as a cluster; only these ports differ.
+An agent process stands for a pod. If it is killed it has failed, and is replaced as a pod would be.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _AS_HERE = Shares(None)
 
 
 class FileStore:
-    """The job as a JSON file with a resourceVersion; a change is a compare-and-swap under a lock, then a rename."""
+    """The job as a JSON file with a resourceVersion. A change is a compare-and-swap under a lock, then a rename."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, Any]:
-        """Return the job's object. Raises UnavailableError where the file cannot be read as one."""
+        """Return the job's object. Raises UnavailableError if the file cannot be read as one."""
         try:
             data: dict[str, Any] = json.loads(self.path.read_text())
             why = _lack(data)
@@ -99,7 +99,7 @@ class FileStore:
         """Keep the file: the command that made the file ends with its job."""
 
     def change_spec(self, change: Callable[[dict[str, Any]], None]) -> Job:
-        """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
+        """Change the spec as a user would. Raises SpecError, without a change, if the new spec breaks a rule."""
         with self._locked():
             raw = self.read()
             before = parse_job(copy.deepcopy(raw))
@@ -127,7 +127,7 @@ class FileStore:
 
 
 def _lack(data: Any) -> str:
-    """Return what an object lacks to be a job's as `FileStore` writes it; empty: nothing."""
+    """Return why an object is no job as `FileStore` writes it, or "" if it is one."""
     if not isinstance(data, dict):
         return "it is no object"
     metadata = data.get("metadata")
@@ -150,7 +150,7 @@ class _Agent:
 
 
 class LocalWorkers:
-    """Workers and Authenticator in one: agents are subprocesses of this one, and die with it."""
+    """Implements Workers and Authenticator. Agents are subprocesses of this process, and die with it."""
 
     def __init__(
         self,
@@ -162,7 +162,11 @@ class LocalWorkers:
         checkpoint_wait_s: float = Settings.checkpoint_s,
         gpus: Shares = _AS_HERE,
     ) -> None:
-        """`agent` is the zipapp, `command` the trainer's, `environment` what both inherit, `gpus` what each slot sees."""
+        """Prepare to start agents.
+
+        `agent` is the zipapp, `command` the trainer's command, `environment` the environment of both, `gpus` the GPUs
+        of each slot.
+        """
         self._gpus = gpus
         self._checkpoint_wait_s = checkpoint_wait_s
         self._directory, self._agent, self._command = directory, agent, command
@@ -190,10 +194,10 @@ class LocalWorkers:
         return next((a.pod for a in self._agents.values() if (a.pod.namespace, a.pod.name) == (namespace, name)), None)
 
     async def prepare(self, job: Job) -> None:
-        """Nothing to prepare on one machine."""
+        """Do nothing: one machine needs no Service or ConfigMap."""
 
     async def validate(self, job: Job) -> None:
-        """The command line has been parsed; there is no template to try."""
+        """Do nothing: the command line has been parsed, and there is no template to try."""
 
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:  # noqa: ARG002
         """Start an agent as a local process. This machine is the only node, so `avoid_nodes` is ignored."""
@@ -312,8 +316,10 @@ class LocalWorkers:
         return agent.pod
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """End every agent, and with it its trainers: SIGINT, then SIGKILL. After SIGTERM a worker that holds the job's state
-        would wait for the operator to come back."""
+        """End every agent, and with it its trainers: SIGINT, then SIGKILL.
+
+        SIGTERM would not end a worker that holds the job's state: it would wait for the operator to come back.
+        """
         for sign, wait_s in ((signal.SIGINT, grace_s), (signal.SIGKILL, 5.0)):
             running = [a for a in self._agents.values() if a.process.poll() is None]
             for agent in running:
@@ -338,8 +344,10 @@ class Terminal:
 
 
 def say(text: str, out: TextIO | None = None) -> None:
-    """Write a line to a terminal, stderr by default, in one piece: the workers write to it, too. (`print` writes the end of a line
-    apart where PYTHONUNBUFFERED is set.)"""
+    """Write a line to a terminal, stderr by default, in one piece.
+
+    Workers write to the same terminal, and `print` writes the end of a line apart if PYTHONUNBUFFERED is set.
+    """
     out = out or sys.stderr
     out.write(f"regroup: {text}\n")
     out.flush()

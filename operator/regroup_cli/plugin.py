@@ -1,7 +1,7 @@
-"""`kubectl regroup`: look at training jobs in a cluster, and steer them. Standard library only.
+"""`kubectl regroup`: looks at training jobs in a cluster, and steers them. Standard library only.
 
-It reads and writes through the user's own kubectl, so that contexts, logins and proxies are those of every other command. Nothing
-here decides: the words are explain.py's, and what a patch may do is the API server's business.
+It reads and writes through the user's own kubectl, so that contexts, logins and proxies are those of every other
+command. It decides nothing: explain.py makes the sentences, and the API server checks each patch.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from regroup_cli.streams import guarded
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
 MAX_LOGS = 50
-"""Pods whose logs kubectl may follow at once."""
+"""Number of pods whose logs kubectl may follow at once."""
 
 
 class KubectlFailed(Exception):
-    """kubectl refused; its own sentence is the message."""
+    """kubectl refused. The message is its own sentence."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; its help is part of the product."""
+    """Return the parser. Its help is part of the product."""
     top = argparse.ArgumentParser(
         prog="kubectl regroup",
         description="Look at training jobs in a cluster, and steer them, with your own kubectl.",
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code; what kubectl refuses is one sentence and exit code 1."""
+    """Run one command and return the exit code. A refusal of kubectl is one sentence and exit code 1."""
     return guarded("kubectl regroup", lambda: _run(argv))
 
 
@@ -80,7 +80,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 class Kubectl:
-    """The user's kubectl, with the options that say which cluster and namespace."""
+    """The user's kubectl, with the options that name cluster and namespace."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         chosen = ((f"--{name}", getattr(args, name)) for name in ("namespace", "context", "kubeconfig"))
@@ -90,7 +90,7 @@ class Kubectl:
         return ["kubectl", *arguments, *self._options]
 
     def run(self, *arguments: str) -> str:
-        """Return what it prints. Raises KubectlFailed."""
+        """Return kubectl's output. Raises KubectlFailed."""
         with _starting():
             done = subprocess.run(
                 self.command(*arguments), capture_output=True, text=True, errors="replace", check=False
@@ -100,7 +100,7 @@ class Kubectl:
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
-        """Return the objects as kubectl prints them. Raises KubectlFailed."""
+        """Return the JSON of `kubectl get`. Raises KubectlFailed."""
         text = self.run("get", *arguments, "--output=json")
         try:
             return json.loads(text)
@@ -108,15 +108,17 @@ class Kubectl:
             raise _no_json(text) from None
 
     def become(self, *arguments: str) -> int:
-        """Run it in this terminal, and return its exit code, as a shell has it: for what goes on until the user ends it. Raises
-        KubectlFailed."""
+        """Run kubectl in this terminal until it ends, and return its exit code as a shell has it. Raises KubectlFailed.
+
+        It is for commands that go on until the user ends them.
+        """
         sys.stdout.flush()
         with _starting():
             code = subprocess.call(self.command(*arguments))
         return code if code >= 0 else 128 - code
 
     def watch(self, *arguments: str) -> Iterator[Any]:
-        """Yield {type, object}: an object as it is, and whenever it changes, until kubectl's watch ends. Raises KubectlFailed."""
+        """Yield {type, object}: the object as it is, and after each change, until kubectl's watch ends. Raises KubectlFailed."""
         command = self.command("get", *arguments, "--watch", "--output-watch-events", "--output=json")
         pipe = subprocess.PIPE
         with _starting():
@@ -135,7 +137,7 @@ class Kubectl:
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Raise KubectlFailed where there is no kubectl to start."""
+    """Raise KubectlFailed if there is no kubectl to start."""
     try:
         yield
     except FileNotFoundError:
@@ -152,8 +154,10 @@ def _no_json(text: str) -> KubectlFailed:
 
 
 def objects(lines: Iterable[str]) -> Iterator[Any]:
-    """Yield the JSON objects of a stream in which one follows the other: each on a line of its own, as kubectl's watch events are,
-    or over many lines. Raises KubectlFailed."""
+    """Yield the JSON objects of a stream. Each is on a line of its own, as in kubectl's watch events, or on many lines.
+
+    Raises KubectlFailed.
+    """
     decoder, text = json.JSONDecoder(), ""
     for line in lines:
         text += line

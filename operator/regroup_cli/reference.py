@@ -27,7 +27,7 @@ def commands_page() -> str:
 
 
 def _sections(parser: argparse.ArgumentParser, summary: str = "") -> Iterator[str]:
-    """Yield a section for each command below `parser` that runs something. `summary`: what the list of commands says of it."""
+    """Yield a section for each command below `parser`. `summary` is its line in the list of commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}

@@ -1,4 +1,4 @@
-"""`regroup replay`: an operator's decision log as a table, each decision made again."""
+"""`regroup replay`: prints an operator's decision log as a table, and makes each decision again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regroup_operator.plan.job import plan_job
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row for each decision; return 1 if one is made otherwise now. Raises SpecError where the file cannot be read."""
+    """Print a row for each decision, and return 1 if one is different now. Raises SpecError if the file cannot be read."""
     num_lines = number = 0
     try:
         for number, text in _lines(args.file):
@@ -50,8 +50,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their numbers. Raises SpecError where it cannot be read; what is printed meanwhile is not its
-    affair."""
+    """Yield the lines of a file with their numbers. Raises SpecError if the file cannot be read.
+
+    Errors of the loop that prints the lines are not caught here.
+    """
     try:
         with open(path, encoding="utf-8") as lines:
             yield from enumerate(lines, 1)
@@ -61,7 +63,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def rows(line: Line) -> Iterator[tuple[str, str]]:
-    """Yield what was decided, and why, in the operator's own words."""
+    """Yield each decision and its reason, in the operator's own words."""
     decision, before = line.decision, line.inputs.job.status.to_dict()
     after = decision["status"]
     said = {c["type"]: c for c in before.get("conditions", ())}

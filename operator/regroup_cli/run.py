@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 NAMESPACE = "local"
 POLL_S = 0.1
-"""How often the job's file is looked at for a change by `regroup scale`, and the terminal's line is renewed."""
+"""Time between two looks at the job's file, which `regroup scale` changes, and between two updates of the terminal's line."""
 LINE_S = 2.0
 PROGRESS_S = 1.0
-"""Progress is written this often: the store is a file, and nobody else's."""
+"""Time between two writes of progress. It is short, because the store is a local file that nobody else writes."""
 _CONFIGURATIONS = (".yaml", ".yml")
-"""Endings of what `regroup.train` reads."""
+"""Suffixes of configurations of `regroup.train`."""
 
 
 def job_object(args: argparse.Namespace) -> dict[str, Any]:
@@ -76,17 +76,21 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _directory(args: argparse.Namespace, begun: Path | None) -> str | None:
-    """Return where checkpoints go: --checkpoint, else beside the one that is resumed from. None: none are written."""
+    """Return the directory for checkpoints, or None if none are written.
+
+    It is --checkpoint, else the directory of the checkpoint that the job begins with.
+    """
     if args.checkpoint is not None:
         return _absolute(args.checkpoint, "--checkpoint")
     return None if begun is None else str(begun.parent)
 
 
 def checkpoint_to_resume(directory: Path) -> Path:
-    """Return the checkpoint that `directory` is, else the newest one in it. Raises SpecError where there is none.
+    """Return `directory` if it is a checkpoint, else the newest checkpoint in it. Raises SpecError if there is none.
 
-    Several runs may have written there. Numbers of generations begin anew with each, so the run that was the last to complete
-    a checkpoint is chosen by time, and then its newest one by (generation, step), as the run itself would.
+    Several runs may have written there, and each counts its generations from 1. So the run that completed a checkpoint
+    last is chosen by time. Of that run's checkpoints the newest by (generation, step) is returned, as the run itself
+    would choose.
     """
     from regroup.checkpoint import selection, store
 
@@ -121,12 +125,12 @@ def _absolute(directory: str, option: str) -> str:
 
 
 def _most_workers(args: argparse.Namespace) -> int:
-    """Return how many workers the job may have."""
+    """Return the largest number of workers that the job may have."""
     return int(max(args.workers, args.min or 1, args.max or 1))
 
 
 def _most_processes(args: argparse.Namespace) -> int:
-    """Return how many processes the job may have at once."""
+    """Return the largest number of processes that the job may have at once."""
     return _most_workers(args) * int(args.processes_per_worker)
 
 
@@ -157,7 +161,7 @@ def _is_file(path: str) -> bool:
 
 
 def _shares(args: argparse.Namespace) -> gpus.Shares:
-    """Return the GPUs of each slot. Raises SpecError where there are too few."""
+    """Return the GPUs of each slot. Raises SpecError if there are too few."""
     choice = args.gpus
     if not args.module and Path(args.script).suffix in _CONFIGURATIONS:
         device = _configuration([args.script, *args.args]).device
@@ -191,10 +195,10 @@ def _configuration(arguments: list[str]) -> Config:
 
 
 def _check_configuration(arguments: list[str], most_processes: int) -> None:
-    """Raise SpecError for what `regroup.train` would refuse in its configuration: here it is said once, not by each worker."""
+    """Raise SpecError for a configuration that `regroup.train` would refuse. Here the sentence comes once, not from each worker."""
     config = _configuration(arguments)
     group_size = math.prod(config.mesh.sizes.values()) if config.mesh is not None else 1
-    most_processes -= most_processes % group_size  # who has no whole model group trains nothing
+    most_processes -= most_processes % group_size  # a process without a whole model group trains nothing
     if config.most_processes is not None and config.most_processes < most_processes:
         together = config.most_processes // config.num_microbatches
         each = "" if together == 1 else f", each for {together} processes together,"
@@ -205,16 +209,21 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
 
 
 def check_torch(command: Sequence[str], version: str) -> None:
-    """Raise SpecError for a torch that the library would refuse in each worker. A script that does not use the library may have any
-    torch. `version`: "" where there is none."""
+    """Raise SpecError for a version of torch that the library would refuse in each worker; "" means that there is no torch.
+
+    A script that does not use the library may have any torch.
+    """
     refuses = torch_versions.judge(version).refuses
     if refuses and uses_library(python_command(command)):
         raise SpecError(refuses)
 
 
 def torch_version(command: Sequence[str]) -> str:
-    """Return the version of torch that is installed beside this command; "": there is none, or another interpreter runs the script,
-    with a torch of its own, which the library judges in each worker."""
+    """Return the version of torch that is installed beside this command, or "" if there is none.
+
+    If another interpreter runs the script, it has a torch of its own, and the result is "". The library judges that
+    torch in each worker.
+    """
     if command[0] != sys.executable:
         return ""
     try:
@@ -224,8 +233,10 @@ def torch_version(command: Sequence[str]) -> str:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """Run the job to its end and return the exit code: 0 Succeeded, 130 interrupted, and of a failed job that of the process of the
-    script that failed it, else 1."""
+    """Run the job to its end and return the exit code: 0 if it succeeded, and 130 if it was interrupted.
+
+    For a failed job it is the exit code of the script's process that failed it, else 1.
+    """
     raw = job_object(args)
     parse_job(raw)
     command = trainer_command(args)
@@ -253,11 +264,13 @@ async def run(args: argparse.Namespace) -> int:
 
 
 def _say_way_on(raw: dict[str, Any]) -> None:
-    """Say how a run that was interrupted or has failed is continued, if it has saved something or had been resumed itself."""
+    """Print the command that continues a run that was interrupted or has failed. A run that saved nothing has none."""
     saved = raw["spec"].get("checkpoint")
     if saved is None:
         return
-    from regroup.checkpoint import store  # it imports torch, which takes seconds: who interrupts a run waits for it
+    from regroup.checkpoint import (
+        store,
+    )  # imports torch, which takes seconds: only a user who interrupts a run waits for it
 
     directory = Path(saved["path"])
     with contextlib.suppress(OSError):
@@ -348,7 +361,7 @@ async def _run(
 
 
 async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Event, working: asyncio.Task[None]) -> int:
-    """Follow the job's file until the job ends; changes made by others are passed to the queue."""
+    """Follow the job's file until the job ends. Changes that others make are passed to the queue."""
     generation, line, next_line_s = -1, "", 0.0
     loop = asyncio.get_running_loop()
     while not stop.is_set():
@@ -378,7 +391,7 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
 
 
 async def _until_stopped(store: FileStore, key: Key, grace_s: float = 30.0) -> None:
-    """Wait until the agents, told to stop, have ended: the script's own last lines belong to the run."""
+    """Wait until the agents, which were told to stop, have ended. So the script's last lines come before the command ends."""
     deadline = asyncio.get_running_loop().time() + grace_s
     while asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(UnavailableError):

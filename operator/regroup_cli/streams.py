@@ -1,4 +1,5 @@
-"""What a command reads from and writes to, and how it ends when that ends first: a pipe that is closed early, a full disk, Ctrl-C.
+"""Standard streams of a command, and its end when they fail first: a pipe closed early, a full disk, Ctrl-C.
+
 Standard library only, as `kubectl regroup` is.
 """
 
@@ -11,12 +12,12 @@ import sys
 from collections.abc import Callable
 
 INTERRUPTED, CLOSED = 130, 141
-"""Exit codes after Ctrl-C and `| head`: what a shell shows of a command that SIGINT or SIGPIPE ended."""
+"""Exit codes after Ctrl-C and `| head`. A shell shows the same for a command that SIGINT or SIGPIPE ended."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def guarded(name: str, command: Callable[[], int]) -> int:
-    """Run a command and return its exit code. That nobody reads its output any more, or that the user ends it, is no error."""
+    """Run a command and return its exit code. A reader that closes the output, and Ctrl-C, are no errors."""
     _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a letter that the terminal does not have
@@ -39,7 +40,7 @@ def guarded(name: str, command: Callable[[], int]) -> int:
 
 
 def _open_closed() -> None:
-    """Give a stream that was closed before the start (`>&-`) to /dev/null: the next file that is opened would get its number."""
+    """Open /dev/null for each stream that was closed before the start (`>&-`). Else the next opened file would get its number."""
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:
             opened = open(os.devnull, mode)  # noqa: SIM115 (until the process ends)
@@ -48,7 +49,7 @@ def _open_closed() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Have what could not be written go to /dev/null: the interpreter tries again at exit."""
+    """Send unwritten output to /dev/null, since the interpreter would try to write it again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
