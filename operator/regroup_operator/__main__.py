@@ -1,8 +1,8 @@
-"""`python -m regroup_operator`: put the rooms together, in the order that is safe, and take them apart again.
+"""`python -m regroup_operator`: start the parts of the operator in the safe order, and end them in reverse.
 
-Every replica watches pods and listens; only the one that holds the lease watches jobs, reconciles and answers agents. Start:
-own pages, CA, pods, endpoint (503), lease, then label, jobs, work queue. End (SIGTERM): the same backwards, the lease
-last, so that the next leader begins when this one has ended.
+Every replica watches pods and listens. Only the one that holds the lease watches jobs, reconciles and answers agents.
+Start: own pages, CA, pods, endpoint (503), lease, then label, jobs, work queue. SIGTERM ends them in reverse order, the
+lease last, so that the next leader begins when this one has ended.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ log = logging.getLogger("regroup_operator")
 
 RETRY_S = 2.0
 GC_THRESHOLDS = (20_000, 20, 20)
-"""Jobs, pods and connections are many objects that stay. With Python's own numbers the collector goes through them too often."""
+"""Thresholds of the garbage collector. Jobs, pods and connections are many objects that stay, and Python's own
+thresholds make the collector scan them too often."""
 
 
 class Operator:
@@ -111,7 +112,7 @@ class Operator:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set, then end in order. Raises what ended it otherwise."""
+        """Run until `stop` is set, then end in order. Raises the error of the part that ended by itself."""
         tasks: list[asyncio.Task[None]] = []
 
         def start(work: Coroutine[Any, Any, None], name: str) -> None:
@@ -136,7 +137,7 @@ class Operator:
             await self._end(tasks)
 
     async def _work(self) -> None:
-        """Everything that needs the CA; then what needs the pods; then what needs the lease."""
+        """Run the parts that need the CA, then those that need the pods, then those that need the lease."""
         settings = self._settings
         await self._trust.load()
         try:
@@ -145,7 +146,7 @@ class Operator:
                 await self._stand_by()
                 await self._elector.acquire()
                 life.create_task(self._elector.hold(), name="lease")
-                # Weeks may have passed since the start: nobody is answered, no bundle written, before this is current.
+                # Weeks may have passed since the start. The CA must be current before an agent is answered or a bundle written.
                 await self._trust.load()
                 self._begin_term()
                 if settings.pod_name:
@@ -156,7 +157,7 @@ class Operator:
             raise group.exceptions[0] from group
 
     async def _stand_by(self) -> None:
-        """Listen (503) and learn of the pods, so that a term can begin at once."""
+        """Listen (503) and read the pods, so that a term can begin at once."""
         settings = self._settings
         runner, port = await serve(
             self._registry,
@@ -221,12 +222,12 @@ class Operator:
         return None if self._controller is None else self._controller.progress_overdue_s(key)
 
     def _pod_changed(self, key: Key) -> None:
-        """Have the pod's job looked at. A standby has no jobs yet: its queue would only grow."""
+        """Have the pod's job reconciled. A standby does nothing: it has no jobs yet, and its queue would only grow."""
         if self._controller is not None:
             self._queue.add(key)
 
     def _prepared_lost(self, key: Key, job_uid: str) -> None:
-        """Have what a job has once made again."""
+        """Have the Service and the ConfigMap of a job made again."""
         if self._workers is not None:
             self._workers.lost(job_uid)
             self._pod_changed(key)
@@ -236,12 +237,14 @@ class Operator:
         if gone:
             self._jobs.drop(key, raw["metadata"]["uid"])
         elif not self._jobs.see(raw):
-            return  # what we wrote, or older than that
+            return  # our own write, or older than that
         self._queue.add(key)
 
     async def _resync(self) -> None:
-        """Look at every job now and then, spread over the time, and forget what is gone: kopf says nothing of a job that vanished
-        while its watch was broken."""
+        """Reconcile every job now and then, spread over the time, and forget jobs that are gone.
+
+        kopf does not report a job that vanished while its watch was broken.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sweep_soon.wait(), self._settings.resync_s)
@@ -286,7 +289,7 @@ class Operator:
             await asyncio.sleep(RETRY_S)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """End everything that writes, then the streams, then the term."""
+        """End every task that writes, then the streams, then the term."""
         leading = self._elector.leading
         for task in tasks:
             task.cancel()
@@ -320,7 +323,7 @@ async def operate(settings: OperatorSettings) -> None:
 
 
 def main() -> int:
-    """Return the exit status: 0 after a signal, 2 for unusable settings, 1 for everything else."""
+    """Run the operator and return the exit status: 0 after a signal, 2 for unusable settings, 1 for any other error."""
     try:
         settings = load(os.environ)
     except RegroupError as error:

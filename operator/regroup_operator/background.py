@@ -1,4 +1,4 @@
-"""What is done beside the plan: tasks that are held and ended in one place, and whose jobs take turns."""
+"""Work beside the plan: tasks that are held and ended in one place. Jobs take turns with it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 MAX_TOGETHER = 32
-"""Hundreds of jobs that start at once would fill all connections to the API server with the creation of pods: agents' requests
-and writes of statuses would wait behind thousands of them."""
+"""Bound of coroutines in `together`. Without one, hundreds of jobs that start at once would fill all connections to the
+API server with the creation of pods. Requests of agents and writes of statuses would wait behind them."""
 MAX_TURNS = 16
-"""Jobs that have a turn at once. A job of eight has two requests under way on average, since it begins with one."""
+"""Number of jobs that have a turn at once. A job of eight has two requests under way on average, since it begins with one."""
 START_COST = 8
-"""Turns of jobs that have started for one of a job that starts, where both wait. Not all of them: pods that fail again and again
-would keep every new job from starting."""
+"""Turns of started jobs for each turn of a job that starts, while both wait. A starting job gets a share, so that pods
+that fail again and again cannot keep it from starting."""
 
 
 class Background(Protocol):
@@ -24,21 +24,24 @@ class Background(Protocol):
         ...
 
     def turn(self, namespace: str, *, starts: bool) -> AbstractAsyncContextManager[None]:
-        """Return what holds a turn of a job in `namespace`; entering it waits for one. At most MAX_TURNS are held at once.
+        """Return a context manager that waits for a turn of a job in `namespace` and holds it. At most MAX_TURNS are held at once.
 
-        Namespaces take turns, so that one that has hundreds of jobs, or whose requests take long, does not keep the others waiting;
-        within one, who came first is first. Jobs that have started, which replace what they lost, have START_COST turns for
-        each turn of one that `starts`.
+        Namespaces take turns, so that one with hundreds of jobs or slow requests does not keep the others waiting.
+        Within a namespace the first to ask is served first. Started jobs, which replace lost pods, have START_COST
+        turns for each turn of a job that `starts`.
         """
         ...
 
     async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Return when all have ended. None raises. At most MAX_TOGETHER run at once, whoever calls; the others have not begun."""
+        """Run the coroutines and return when all have ended. None of them raises.
+
+        At most MAX_TOGETHER run at once, counted over all callers.
+        """
         ...
 
 
 class LoopBackground:
-    """Tasks of the running event loop."""
+    """Implements Background with tasks of the running event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,7 +63,7 @@ class LoopBackground:
             await asyncio.gather(*map(self._limited, works))
         finally:
             for work in works:
-                work.close()  # those that were cancelled before they began
+                work.close()  # cancelled before it began
 
     async def _limited(self, work: Coroutine[Any, Any, None]) -> None:
         async with self._free:
@@ -75,21 +78,21 @@ class LoopBackground:
 
 
 class Turns:
-    """A semaphore whose waiters are served in the order of Background.turn.
+    """A semaphore that serves its waiters in the order that Background.turn describes.
 
-    That is start-time fair queueing (Goyal, Vin, Cheng 1996). A flow is what starts in one namespace, or what has started there.
-    Each turn of a flow has a number that is its cost higher than the last one's, but at least that much higher than the number of
-    the turn that was given last. The lowest number is next.
+    The order is start-time fair queueing (Goyal, Vin, Cheng 1996). A flow is the starting jobs of one namespace, or its
+    started jobs. Each turn has a number: the flow's cost plus the number of its last turn, or of the newest given turn
+    if that is higher. The turn with the lowest number is given next.
     """
 
     def __init__(self, number: int) -> None:
         self._num_free = number
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        """A heap: the turn's number, the order of those that have the same, and what they wait for."""
+        """A heap of the waiters: number of the turn, order of arrival, and the future that gives the turn."""
         self._num_waits = 0
         self._given = 0
         self._last: dict[tuple[str, bool], int] = {}
-        """The last number of each flow, where it is higher than `_given`."""
+        """Flow -> number of its last turn. Flows whose number is not above `_given` are left out."""
 
     @asynccontextmanager
     async def turn(self, namespace: str, *, starts: bool) -> AsyncIterator[None]:
@@ -116,7 +119,7 @@ class Turns:
             raise
 
     def _give(self) -> None:
-        """Give the turn to the first one that still waits."""
+        """Give the turn to the waiter with the lowest number that was not cancelled."""
         while self._waiting:
             number, _, given = heapq.heappop(self._waiting)
             if not given.done():

@@ -1,8 +1,8 @@
-"""The operator's clock: monotonic seconds in which its event loop came round.
+"""The operator's clock: monotonic seconds that stand still while its event loop does.
 
-What an agent has not said counts against it after half a second or five. While the loop stands still (thousands of answers are
-read in one turn, the process was stopped, or its CPU was taken away), the answers wait in the kernel: that time is the operator's
-own and counts against nobody. See docs/design/adr/0064-the-operators-clock.md.
+An agent's silence counts against it after half a second or five. But its answers wait in the kernel while the loop stands
+still. The loop may read thousands of answers in one turn, or the process may be stopped, or be without CPU. That time is the
+operator's own and counts against no agent (docs/design/adr/0064-the-operators-clock.md).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 
 TURN_S = 0.05
-"""The loop is asked to come round this often."""
+"""Sleep between two turns that move the clock."""
 MOST_S = 0.2
-"""So much of the time between two turns counts. A free loop comes round well within it."""
+"""Most seconds that count between two turns. A free loop turns well within that time."""
 
 
 class LoopClock:
-    """Seconds that never go back, and never faster than `source`. It stands still unless `run` runs."""
+    """Seconds that never go back, and never run faster than `source`. The clock stands still unless `run` runs."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source = source
@@ -29,7 +29,7 @@ class LoopClock:
         return self._now_s + min(self._source() - self._turned_s, MOST_S)
 
     def turn(self) -> None:
-        """Say that the loop has come round."""
+        """Count a turn of the loop."""
         source_s = self._source()
         self._now_s += min(source_s - self._turned_s, MOST_S)
         self._turned_s = source_s

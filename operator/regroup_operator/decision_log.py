@@ -1,10 +1,12 @@
-"""The decision log: one JSON line for each plan that decided something, with all that it was made from.
+"""The decision log: one JSON line for each plan that decided something, with all of its inputs.
 
-A plan is a pure function, so that a line can be run again: `regroup replay FILE` does, on any machine, and says where this version
-would decide otherwise. Of the job's object only what the plan reads is kept, and no template's commands, arguments,
-variables, images or volumes are among that. But what processes said last is there, as in the status: the last line and the end of
-stderr (500 and 1500 characters), from which the plan tells crashes apart and which it quotes. A script that prints a secret
-there has it in the log. docs/how-to/runbook.md says so where it says how to switch the log on.
+A plan is a pure function, so a line can be planned again. `regroup replay FILE` does that on any machine, and shows
+where this version decides otherwise.
+
+The log keeps only the fields of the job that the plan reads. It has none of a template's commands, arguments,
+variables, images or volumes. It has, as the status does, the last line of a process and the end of its stderr (500 and
+1500 characters). The plan tells crashes apart by them, and quotes them. So a secret that a script prints there is in
+the log, and docs/how-to/runbook.md warns of that.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ class DecisionLogError(RegroupError):
 
 @dataclass(frozen=True)
 class Line:
-    """One decision that was read back."""
+    """One decision, read from its line."""
 
     inputs: Inputs
     decision: dict[str, Any]
 
 
 class DecisionLog:
-    """Writes lines to a file, and to a new one when it is full: NUM_FILES files of `max_bytes` at most."""
+    """Writes lines to a file, and begins a new file when it is full. There are at most NUM_FILES files of `max_bytes`."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises DecisionLogError with one sentence if the file cannot be opened."""
+        """Open the file. Raises DecisionLogError with one sentence if that fails."""
         try:
             self._handler = logging.handlers.RotatingFileHandler(
                 path, maxBytes=max_bytes, backupCount=NUM_FILES - 1, encoding="utf-8"
@@ -70,15 +72,18 @@ class DecisionLog:
 
 
 def has_decided(plan: JobPlan, *, written: bool) -> bool:
-    """Return whether a plan is worth a line: it was written for more than progress, or asks for something."""
+    """Return whether a plan is worth a line: it was written for more than progress, or it makes, deletes or tells something."""
     return (written and plan.urgency == Urgency.NOW) or bool(
         plan.tell or plan.create or plan.create_roles or plan.delete
     )
 
 
 def to_line(inputs: Inputs, plan: JobPlan) -> str:
-    """Return the JSON of a line. The digests of templates, which the plan compares with those of pods, become the digests of what
-    is kept of them."""
+    """Return the JSON of a line.
+
+    The plan compares digests of templates with those of pods. Both become digests of the reduced templates that the
+    line keeps.
+    """
     job, raw = inputs.job, _reduced(inputs.job.raw)
     kept = replace(job, raw=raw)
     decision = decision_of(plan)
@@ -98,7 +103,7 @@ def to_line(inputs: Inputs, plan: JobPlan) -> str:
 
 
 def from_line(text: str) -> Line:
-    """Return the line. Raises DecisionLogError with one sentence."""
+    """Return the decision in a line. Raises DecisionLogError with one sentence."""
     with reading():
         body = json.loads(text)
         if body["version"] != VERSION:
@@ -111,7 +116,7 @@ def from_line(text: str) -> Line:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raise DecisionLogError with one sentence for what is met inside in a line that no operator of this release has written."""
+    """Raise DecisionLogError with one sentence for each error that a line from another program can cause in this block."""
     try:
         yield
     except (
@@ -131,7 +136,7 @@ def reading() -> Iterator[None]:
 
 
 def decision_of(plan: JobPlan) -> dict[str, Any]:
-    """Return what a plan decides, as JSON has it."""
+    """Return the decisions of a plan as JSON."""
     plain: dict[str, Any] = TypeAdapter(JobPlan).dump_python(plan, mode="json", exclude={"memory", "delete"})
     plain["delete"] = [pod.name for pod in plan.delete]
     plain["urgency"] = plan.urgency.name
@@ -140,7 +145,7 @@ def decision_of(plan: JobPlan) -> dict[str, Any]:
 
 
 def difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any], at: str = "") -> tuple[str, Any, Any] | None:
-    """Return the first place where two decisions differ, and both values; None: they are the same."""
+    """Return the first place where two decisions differ, and both values, or None if they are equal."""
     for name in sorted({*recorded, *replayed}):
         here = f"{at}.{name}" if at else name
         one, other = recorded.get(name), replayed.get(name)
@@ -155,12 +160,12 @@ def difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any], at: str
 
 @cache
 def _parts() -> dict[str, TypeAdapter[Any]]:
-    """Return how each of the inputs but the job is written and read."""
+    """Return for each input except the job the adapter that writes and reads it."""
     return {name: TypeAdapter(hint) for name, hint in get_type_hints(Inputs).items() if name != "job"}
 
 
 def _reduced(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job's object with what the plan reads, and nothing that a user may have hidden in it."""
+    """Return the job's object with only the fields that the plan reads, and so without any that may hold a user's secret."""
     spec = dict(raw["spec"])
     spec["template"] = {"spec": {"containers": [_trainer(raw["spec"]["template"]["spec"]["containers"])]}}
     checkpoint = spec.get("checkpoint") or {}

@@ -1,9 +1,12 @@
-"""The edge to kopf: a job's event -> the object, to the job cache. Nothing else happens here.
+"""The edge to kopf: passes the object of each job event to the job cache, and does nothing else.
 
-kopf owns watching the resource, its login and its retries. It runs in a thread and an event loop of its own, because an
-embedded kopf takes over the loop: it installs signal handlers and, when it ends, cancels every task that is not its own.
-The only contact is `call_soon_threadsafe`. No other feature of kopf is used: its per-handler state, indexes, timers and
-daemons cost writes to the object, or time that grows with the square of the number of objects.
+kopf owns the watch of the resource, its login and its retries. It has a thread and an event loop of its own, because an
+embedded kopf takes over its loop. It installs signal handlers and, when it ends, cancels every task that is not its
+own. The only contact is `call_soon_threadsafe`. If kopf ends by itself, only kopf is started again. An operator that
+ended with it would give up the lease, although jobs that train need no watch of jobs.
+
+No other feature of kopf is used. Its per-handler state, indexes, timers and daemons cost writes to the object, or time
+that grows with the square of the number of objects.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ from regroup_operator.kube.jobs import slim
 log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Mapping[str, Any], bool], None]
-"""on_event(raw, gone): the job appeared or changed, or is gone; its object without managedFields."""
+"""Called as on_event(raw, gone) when a job appeared, changed or is gone. `raw` is its object without managedFields."""
 
 RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
-"""Until kopf is started again after it has ended by itself, the first time and at most."""
+"""Wait before kopf is started again: the first time, and the longest."""
 STEADY_S = 60.0
-"""A kopf that ran for so long has not failed again, but anew."""
+"""Run time after which an end of kopf counts as a first failure again."""
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Remembers nothing: no annotation is ever written to a job."""
+    """Remembers nothing, so that kopf never writes an annotation to a job."""
 
     def build(
         self,
@@ -41,7 +44,7 @@ class NoDiffBase(kopf.DiffBaseStorage):
         body: kopf.Body,  # noqa: ARG002
         extra_fields: Any = None,  # noqa: ARG002
     ) -> kopf.BodyEssence:
-        """Return nothing. kopf asks at every event, and would copy the whole object."""
+        """Return nothing. kopf calls this at every event, and its own class would copy the whole object."""
         return kopf.BodyEssence({})
 
     def fetch(self, *, body: kopf.Body) -> None:  # noqa: ARG002
@@ -71,7 +74,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 def kopf_registry(on_event: OnEvent, login: Callable[[], kopf.ConnectionInfo]) -> kopf.OperatorRegistry:
-    """Return a registry with the one handler and the login. Both callables are called in kopf's thread."""
+    """Return a registry with the one handler and the login. kopf calls both callables in its thread."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -86,7 +89,7 @@ def kopf_registry(on_event: OnEvent, login: Callable[[], kopf.ConnectionInfo]) -
 
 
 def connection_info(client: Client, token: str | None) -> kopf.ConnectionInfo:
-    """Return the client's connection as kopf wants it."""
+    """Return the client's connection in kopf's form."""
     configuration = client.configuration
     return kopf.ConnectionInfo(
         server=configuration.host,
@@ -100,13 +103,15 @@ def connection_info(client: Client, token: str | None) -> kopf.ConnectionInfo:
 
 
 class JobWatch:
-    """kopf in its thread. `start()`; if kopf ends by itself it is started again, and nothing else; `stop()` ends it."""
+    """Runs kopf in its thread, from `start()` to `stop()`. If kopf ends by itself it is started again."""
 
     def __init__(
         self, client: Client, namespaces: Collection[str], on_event: OnEvent, again: Callable[[], None]
     ) -> None:
-        """`namespaces` empty: all. Both callables run in the event loop that calls `start`. `again()`: kopf lists anew, and
-        will not report what has vanished meanwhile."""
+        """Prepare the watch of some namespaces; none means all. Both callables run in the event loop that calls `start`.
+
+        `again()` is called when kopf lists all jobs anew. Jobs that vanished before that are not reported.
+        """
         self._client = client
         self._namespaces = namespaces
         self._on_event = on_event
@@ -115,13 +120,13 @@ class JobWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start watching; every job that exists is reported first."""
+        """Start watching. Every job that exists is reported first."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="kopf", daemon=True)
         self._thread.start()
 
     async def stop(self, timeout_s: float = 3.0) -> None:
-        """Stop watching and wait for the thread, for at most `timeout_s`; it is a daemon thread, so it cannot hold us up."""
+        """Stop watching, and wait at most `timeout_s` for the thread. It is a daemon thread, so it cannot keep the process."""
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, timeout_s)

@@ -1,7 +1,7 @@
-"""What Prometheus sees of the jobs: read from their statuses whenever it asks, so that a job that is gone leaves no series.
+"""Metrics of the jobs, read from their statuses when Prometheus asks. So a job that is gone leaves no series.
 
-By phase for all jobs together; a series for each job only where the installation wants that (`perJobMetrics`), since their number
-grows with the jobs that there ever were.
+The counts by phase are of all jobs together. Each job has series of its own only with `perJobMetrics`, since Prometheus
+keeps the series of every job that ever was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regroup_operator.api import is_ours
 from regroup_operator.api.conditions import ACCEPTED, CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN
 
 Jobs = Callable[[], Iterable[Mapping[str, Any]]]
-"""The objects of all jobs, as last known."""
+"""Returns the objects of all jobs, as last known."""
 
 PHASES = (
     "Pending",
@@ -32,17 +32,17 @@ PHASES = (
     "Succeeded",
     "Failed",
 )
-"""Each has a series at all times: a phase without jobs is 0, and an alert on it can be written before the first."""
+"""Phases with a series at all times. A phase without jobs is 0, so that an alert on it can be written before its first job."""
 
 
 class JobMetrics(Collector):
-    """Reads the jobs when Prometheus asks. Time: O(jobs)."""
+    """Reads the jobs when Prometheus asks, in O(jobs)."""
 
     def __init__(self, jobs: Jobs, *, per_job: bool) -> None:
         self._jobs, self._per_job = jobs, per_job
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the families."""
+        """Yield the metric families."""
         jobs = [job for job in self._jobs() if is_ours(job)]
         by_phase = GaugeMetricFamily("regroup_jobs", "Jobs by phase.", labels=["phase"])
         counts = Counter(one_of(PHASES, (job.get("status") or {}).get("phase") or "Pending") for job in jobs)
@@ -68,17 +68,17 @@ class JobMetrics(Collector):
 REASONS = (
     "InvalidSpec", "InvalidTemplate", "PodSecurity", "NameTaken", "CreateFailed", "NotSaved", "Waiting", "NotTaken"
 )  # fmt: skip
-"""Reasons of the conditions that `regroup_jobs_in_trouble` counts, where they are False."""
+"""Reasons of the conditions that `regroup_jobs_in_trouble` counts while they are False."""
 
 
 def running_status(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status of a job that is running or recovering, else nothing."""
+    """Return the status of a job that is running or recovering, else an empty one."""
     status: Mapping[str, Any] = job.get("status") or {}
     return status if status.get("phase") in ("Running", "Recovering") else {}
 
 
 def _false_conditions(job: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield type and reason of what is wrong with a job beside its training."""
+    """Yield type and reason of each condition that reports a fault beside the training."""
     status = job.get("status") or {}
     phase = status.get("phase")
     if phase in ("Succeeded", "Failed"):
@@ -91,8 +91,11 @@ def _false_conditions(job: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def one_of(known: Collection[str], word: str) -> str:
-    """Return the label for a word of a status: itself, or `Unknown`. Prometheus keeps a series for each value that it ever saw, and
-    whoever may write a status could make as many as they like."""
+    """Return the label for a word of a status: the word itself, or `Unknown`.
+
+    Prometheus keeps a series for each value that it ever saw. A client that may write statuses could make any number of
+    them.
+    """
     return word if word in known else "Unknown"
 
 
@@ -116,7 +119,7 @@ _OF_A_JOB: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any]], ...] = (
 
 
 def _rate(status: Mapping[str, Any]) -> float | None:
-    """Return the samples per second, 0 of a job that does not run any more; None: it has not reported any."""
+    """Return the samples per second; 0 if the job does not run any more, None if it has not reported any."""
     rate: float | None = (status.get("progress") or {}).get("samplesPerSecond")
     return rate if rate is None or running_status({"status": status}) else 0.0
 

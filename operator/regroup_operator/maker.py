@@ -1,11 +1,12 @@
-"""Make and remove what one job has in the cluster, beside the plan, each thing with a back-off of its own.
+"""Makes and deletes the pods and other objects of one job, beside the plan, each with a back-off of its own.
 
-A recovery waits for no creation: the plan leaves here what it wants, and only the newest wanted set counts. It is looked at
-again before each call. What cannot be made (a quota, a webhook, a policy) raises nothing here; it becomes an event, and a
-time at which the job is planned again. Pods are made 1, 2, 4 .. at once, and a refusal ends the round: a quota that is full
-answers one request, not thousands. Jobs take turns, so that hundreds that are created at once get their pods one job after the
-other. Nor does a pod that fails before it ever ran (the kubelet's admission) make a loop of
-pods: creations in one slot wait for one another until one of its pods runs.
+A recovery waits for no creation. The plan leaves here what it wants, and only the newest wanted set counts: it is read
+again before each call. A refusal (a quota, a webhook, a policy) raises nothing here. It becomes an event, and a time at
+which the job is planned again.
+
+Pods are made 1, 2, 4 .. at once, and a refusal ends the round. So a full quota answers one request, not thousands. Jobs
+take turns: hundreds of jobs that are created at once get their pods one job after the other. Creations in one slot wait
+for one another until one of its pods runs. So a pod that the kubelet refuses makes no loop of pods.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ logger = logging.getLogger(__name__)
 POD_MAX_S = 30.0
 PREPARE_MAX_S = 8.0
 TOLD_AFTER = 4
-"""Tries without a verdict (no answer, 5xx) after which people are told: about eight seconds."""
+"""Number of tries without a verdict (no answer, 5xx) after which an event tells the user. They take about eight seconds."""
 TELL_AGAIN_S = 300.0
-"""How long a sentence that was told is not told again."""
+"""Time after which the same sentence is told again."""
 
 MAX_BATCH = 32
-"""Requests of one job at once, and about as many in one turn: the thousands of one job do not keep the others waiting."""
+"""Requests of one job at once, and about as many in one turn, so that a job of thousands does not keep others waiting."""
 CONFIRMED_S = 60.0
-"""Where the plan wrote nothing, the API server must have said within this time that the job is there: a pod is made for no job
-that is gone, nor by an operator that was paused."""
+"""Longest age of the API server's answer that the job exists, if the plan wrote nothing.
+
+Without that answer a pod could be made for a job that is gone, or by an operator that was paused.
+"""
 UNSEEN_S = 5.0
-"""A pod of ours that exists, and that the informer has not shown for so long after it was made, counts as taken."""
+"""Time after which a pod of ours that exists, but that the informer has not shown, counts as taken."""
 
 
 Place = int | str
@@ -47,7 +50,7 @@ Place = int | str
 
 @dataclass(frozen=True)
 class CreatePod:
-    """A pod that is missing: a worker's, or of a role. `slot`: or index."""
+    """A pod that is missing, of a worker or of a role. `slot` is the worker's slot, or the index in the role."""
 
     slot: int
     attempt: int
@@ -62,12 +65,12 @@ class CreatePod:
 Step = CreatePod | Pod
 """A pod to make, or one to delete."""
 StepKey = tuple[str, int | str]
-"""Of its back-off: what is done, and with which place or UID."""
+"""Key of a step's back-off: create or delete, and the place or the pod's UID."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the newest plan wants, less what has been done of it; `confirmed`: the job was there when it was made."""
+    """Steps that the newest plan wants and that are not done yet. `confirmed`: the job existed when the plan was made."""
 
     job: Job
     steps: dict[StepKey, Step]
@@ -75,7 +78,7 @@ class Wanted:
 
 
 class Maker:
-    """Of one job; the controller keeps it as long as the job is there, and calls `stop` after that."""
+    """Makes the objects of one job. The controller keeps it while the job exists, and calls `stop` after that."""
 
     def __init__(
         self,
@@ -86,33 +89,33 @@ class Maker:
         monotonic: Callable[[], float],
         look_again: Callable[[Job, float], None],
     ) -> None:
-        """`look_again(job, seconds)`: the job wants to be planned again then."""
+        """Make nothing yet. `look_again(job, seconds)` is called when the job has to be planned again after that time."""
         self._workers, self._store, self._recorder = workers, store, recorder
         self._background, self._monotonic, self._look_again = background, monotonic, look_again
         self._prepares, self._pods = Retries(PREPARE_MAX_S), Retries(POD_MAX_S)
         self._rounds = Retries(POD_MAX_S)
-        """Of rounds that were refused with nothing made."""
+        """Rounds that were refused before anything was made."""
         self._confirms = Retries(POD_MAX_S)
-        """Of questions whether the job is there that were not answered with yes."""
+        """Questions whether the job exists that were not answered with yes."""
         self._has_changed = False
-        """The last of them was answered with: it has changed."""
+        """True if the answer to the last such question was that the job has changed."""
         self._held_s = float("-inf")
-        """Until when nothing is made or deleted: there was no answer."""
+        """Time before which nothing is made or deleted, because the API server did not answer."""
         self._wanted: Wanted | None = None
         self._is_making = False
         self._made: dict[Place, tuple[int, float]] = {}
-        """By place: the attempt number that exists by the API server's word, and since when."""
+        """Place -> the attempt number that exists in the API server, and since when."""
         self._attempts: dict[Place, int] = {}
-        """By place: the attempt number that was asked for last."""
+        """Place -> the attempt number that was requested last."""
         self._obstacle: EventNote | None = None
         self._told_s: dict[str, float] = {}
         self._spec_generation = 0
 
     async def prepare(self, job: Job, *, goes_on: bool) -> tuple[EventNote | None, float | None]:
-        """Have what the job has once made. Returns what keeps it from starting, and when to look again (monotonic).
+        """Have the objects made that a job has once. Return the obstacle to its start, and when to look again (monotonic).
 
-        A job that `goes_on`, because it has workers, is kept from nothing; the user is told by an event. For another one
-        an error without a verdict is raised a few times before it becomes a sentence.
+        A job that `goes_on`, because it has workers, has no obstacle: an event tells the user. For another job an error
+        without a verdict is raised a few times before it becomes an obstacle.
         """
         due_s = self._prepares.due_s("")
         if self._monotonic() >= due_s or (self._obstacle is None and not goes_on):
@@ -134,11 +137,11 @@ class Maker:
         return None if goes_on else self._obstacle, due_s
 
     def want(self, job: Job, plan: JobPlan, pods: Collection[Pod], *, confirmed: bool) -> float | None:
-        """Have the pods deleted and made that the plan asks for; what an earlier plan asked for counts no more.
+        """Make and delete the pods that the plan asks for. Requests of earlier plans are dropped.
 
-        Returns when to look again (monotonic); None: only an event helps, or `look_again` will be called. `confirmed`: the
-        plan's status was written just now, so that the job is there. `pods`: those that there are now. They may be more than the
-        plan knew, since its status has been written meanwhile: what it asks for is not done twice.
+        Returns when to look again (monotonic). None: only an event can change anything, or `look_again` will be called.
+        `confirmed`: the plan's status was written just now, so the job exists. `pods` are the present ones. They may be
+        more than the plan knew, since its status was written meanwhile. A step that is already done is left out.
         """
         self._look_at(job, pods)
         steps: dict[StepKey, Step] = {("delete", pod.uid): pod for pod in plan.delete}
@@ -162,7 +165,7 @@ class Maker:
         return None if self._is_making else self._due_s()
 
     def stop(self) -> None:
-        """Make nothing more: the job is gone. What is under way ends by itself."""
+        """Make nothing more, since the job is gone. Requests that are under way end by themselves."""
         self._wanted = None
 
     async def _make(self) -> None:
@@ -179,7 +182,7 @@ class Maker:
             self._look_again(job, max(0.0, due_s - self._monotonic()))
 
     async def _make_some(self, size: int) -> tuple[int, bool]:
-        """Do about MAX_BATCH steps, the first `size` at once. Returns how many the next ones may be, and whether to go on."""
+        """Do about MAX_BATCH steps, the first `size` at once. Return the size of the next batch, and whether to go on."""
         num_tried = 0
         while num_tried < MAX_BATCH and self._wanted is not None and (batch := self._batch(size)):
             if not self._wanted.confirmed and any(isinstance(step, CreatePod) for step in batch.values()):
@@ -199,8 +202,10 @@ class Maker:
         return size, True
 
     async def _confirm(self, wanted: Wanted) -> None:
-        """Ask whether the job is there. One that has changed is planned again at once, but not twice in a row: an answer that stays
-        the same (a role that was taken away, a job that is not shown) must not be asked for as fast as it comes."""
+        """Ask whether the job exists. A job that has changed is planned again at once, but not twice in a row.
+
+        An answer that stays the same must not be asked for without a pause: a role may be taken away, or a job not shown.
+        """
         try:
             await self._store.confirm(wanted.job, CONFIRMED_S)
         except RegroupError as error:
@@ -227,14 +232,16 @@ class Maker:
                 self._wanted = replace(wanted, confirmed=True)
 
     def _rounds_due_s(self) -> float:
-        """Return when pods may be made again."""
+        """Return the time from which on pods may be made."""
         asks = self._wanted is not None and not self._wanted.confirmed
         return max(self._rounds.due_s(""), self._confirms.due_s("") if asks else float("-inf"))
 
     def _batch(self, size: int) -> dict[StepKey, Step]:
-        """Return up to `size` steps that are due: deletions, and when none is left, creations, since what fits into no quota
-        beside the old pods may fit without them. What was not tried yet comes first: it must not starve behind what always
-        fails."""
+        """Return up to `size` steps that are due: deletions first, creations when none is left.
+
+        Without the old pods the new ones may fit into a quota. Steps that were not tried yet come first, so that they
+        do not starve behind steps that always fail.
+        """
         now_s = self._monotonic()
         steps = {} if self._wanted is None or self._held_s > now_s else self._wanted.steps
         for verb, round_s in (("delete", now_s), ("create", self._rounds_due_s())):
@@ -252,7 +259,8 @@ class Maker:
         return min(dues_s, default=None)
 
     async def _try(self, key: StepKey, step: Step, results: list[bool]) -> None:
-        """Do one step if it is still wanted and there was an answer to the others; add whether it was done."""
+        """Do one step, unless it is not wanted any more or the API server does not answer. Append to `results` whether
+        it was done."""
         wanted = self._wanted
         if wanted is None or wanted.steps.get(key) != step or self._held_s > self._monotonic():
             return
@@ -272,12 +280,12 @@ class Maker:
                 self._tell(wanted.job, note)
         else:
             results.append(True)
-            # Not by its back-off alone: under load a round takes longer than that, and so does the next plan.
+            # The back-off alone would not keep it from being done again: under load a round and the next plan take longer.
             if self._wanted is not None and self._wanted.steps.get(key) == step:
                 del self._wanted.steps[key]
 
     async def _create(self, job: Job, step: CreatePod) -> None:
-        """Create a worker; where a pod of that name is not ours, or is going, or does not show, under the next free number."""
+        """Create a pod. If its name is taken, is terminating, or does not show up, take the next free attempt number."""
         place, attempt = step.place, step.attempt
         while True:
             self._attempts[place] = attempt
@@ -299,8 +307,11 @@ class Maker:
             attempt += 1
 
     def _look_at(self, job: Job, pods: Collection[Pod]) -> None:
-        """Forget the back-off of a slot whose newest pod has run, and of the deletion of a pod that is gone; all of it when
-        the spec changes, which may be the remedy."""
+        """Forget back-offs that do not apply any more.
+
+        They are those of a slot whose newest pod has run, and of deletions of pods that are gone. A change of the spec
+        may be the remedy for all, so all of them are forgotten.
+        """
         if job.spec_generation != self._spec_generation:
             self._spec_generation = job.spec_generation
             self._pods.forget(lambda _: True)
@@ -316,7 +327,7 @@ class Maker:
     def _tell(self, job: Job, note: EventNote) -> None:
         now_s = self._monotonic()
         self._told_s = {text: at_s for text, at_s in self._told_s.items() if now_s < at_s + TELL_AGAIN_S}
-        text = _WORKER.sub("", note.note)  # of many slots that fit into no quota, one is enough
+        text = _WORKER.sub("", note.note)  # one event is enough for many slots that do not fit into a quota
         if text not in self._told_s:
             self._told_s[text] = now_s
             self._recorder.record(job, note)
@@ -326,7 +337,7 @@ _WORKER = re.compile(r"worker-\d+-\d+")
 
 
 def verdict_of(error: RegroupError, count: int, reason: str) -> EventNote | None:
-    """Return what people are told of an error at the `count`-th try, None while it may pass by itself."""
+    """Return the event that tells the user of an error at the `count`-th try, or None while it may pass by itself."""
     if isinstance(error, UnavailableError | ConflictError) and count < TOLD_AFTER:
         return None
     return EventNote("Warning", error.reason if isinstance(error, SpecError) else reason, str(error))

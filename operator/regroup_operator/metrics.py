@@ -1,7 +1,7 @@
-"""What Prometheus sees of the operator, and the port where it and the kubelet ask.
+"""Metrics of the operator, and the port that Prometheus and the kubelet ask.
 
-Owns the metrics' names and the three pages /healthz, /readyz, /metrics. Rooms below do not import this module: they are
-given callables.
+The module owns the metrics' names and the three pages /healthz, /readyz and /metrics. Rooms below do not import it:
+they are given callables.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Metrics:
         )
         for kind, causes in (("process", PROCESS_CAUSES), ("pod", POD_CAUSES)):
             for cause in causes:
-                self.restarts.labels(kind, cause)  # a series that begins with its first count has no rate
+                self.restarts.labels(kind, cause)  # a series that appears with its first count has no rate
         self.queue_wait_seconds = Histogram(
             "regroup_queue_wait_seconds",
             "From the event that calls for a look at a job to that look.",
@@ -101,7 +101,7 @@ class Metrics:
         dropped_reports: Callable[[], float],
         leading: Callable[[], float],
     ) -> None:
-        """Have these read whenever somebody asks for the metrics."""
+        """Have these callables read whenever the metrics are asked for."""
         self.queue_depth.set_function(queue_depth)
         self.connected_agents.set_function(connected_agents)
         self.agents_out_of_reach.set_function(out_of_reach)
@@ -109,11 +109,11 @@ class Metrics:
         self.registry.register(_Dropped(dropped_reports))
 
     def follow_jobs(self, jobs: Jobs, *, per_job: bool) -> None:
-        """Have the jobs read whenever somebody asks for the metrics; `per_job`: with series for each."""
+        """Have the jobs read whenever the metrics are asked for. With `per_job` each job has series of its own."""
         self.registry.register(JobMetrics(jobs, per_job=per_job))
 
     def api_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """Count a request; see kube.client.Observe."""
+        """Count a request to the API server. Called as kube.client.Observe."""
         self.api_requests.labels(verb, resource, str(code)).inc()
         self.api_request_seconds.labels(verb).observe(seconds)
 
@@ -122,7 +122,7 @@ class Metrics:
         self.generations.labels(kind).inc()
 
     def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
-        """Count a write, and the incidents and restarts that it tells."""
+        """Count a status write, and the incidents and restarts that are new in it."""
         self.status_writes.inc()
         known = {incident.generation: incident.to_dict() for incident in before.incidents}
         for incident in after.get("incidents", ()):
@@ -147,7 +147,7 @@ class Metrics:
 
 
 class _Dropped(Collector):
-    """A counter that is kept elsewhere."""
+    """A counter whose value is kept elsewhere."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
@@ -158,26 +158,29 @@ class _Dropped(Collector):
 
 
 PARTS = ("detect", "decide", "persist", "form", "transfer", "firstStep", "start")
-"""Of a recovery, as in status.incidents."""
+"""Parts of a recovery, as in status.incidents."""
 
 
 def _recovered(incident: Mapping[str, Any]) -> bool:
-    """Return whether a failure is overcome: the incident's generation has committed a step, or in tier Script runs."""
+    """Return whether a failure is over: the incident's generation has committed a step, or in tier Script its processes run."""
     if incident.get("cause") in PLANNED_CAUSES:
         return False
     return incident.get("firstStepMs") is not None or incident.get("startMs") is not None
 
 
 def recovery_s(incident: Mapping[str, Any]) -> float:
-    """Return the seconds from the event to the first step after it, or in tier Script until its processes run: the sum of the
-    parts that are known."""
+    """Return the seconds from a failure to the first step after it, or in tier Script until its processes run.
+
+    It is the sum of the parts that are known.
+    """
     return sum(float(incident.get(f"{part}Ms") or 0.0) for part in PARTS) / 1000
 
 
 async def serve(metrics: Metrics, host: str, port: int, is_ready: Callable[[], str | None]) -> web.AppRunner:
-    """Serve /healthz, /readyz and /metrics; return the runner, whose `cleanup()` ends it.
+    """Serve /healthz, /readyz and /metrics. Return the runner, whose `cleanup()` ends it.
 
-    `is_ready()` returns None, or the sentence why not. Leadership is no part of it. Answering at all is health.
+    `is_ready()` returns None, or a sentence that says why the operator is not ready. A standby is ready, too. /healthz
+    only shows that the process answers.
     """
 
     async def healthz(_: web.Request) -> web.Response:

@@ -1,9 +1,12 @@
-"""The work queue: which job is looked at next, never twice at the same time, and when again.
+"""The work queue: it chooses the job that is reconciled next, never one twice at the same time, and the time of the next look.
 
-Owns order and time only; what reconciling means is the caller's. Invariants: a key that is being processed is not handed
-out again before `done`, but an add meanwhile is not lost; of several delayed adds the earliest counts; namespaces take
-turns, so that one with a thousand jobs does not starve one with a single job. `Schedule` is pure (the clock is passed
-in); `WorkQueue` runs it in an event loop and belongs to that loop's thread.
+It owns order and time only; the caller reconciles. Its invariants:
+
+- A key that is being processed is not taken again before `done`, but an add meanwhile is not lost.
+- Of several delayed adds the earliest counts.
+- Namespaces take turns, so that one with a thousand jobs does not starve one with a single job.
+
+`Schedule` is pure (the clock is passed in). `WorkQueue` runs it in an event loop and belongs to that loop's thread.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 5.0
-"""No longer than silence takes to be a lost worker: when the API server is back, a job may have one to react to."""
+"""Longest back-off. It is as short as the silence of a lost worker: when the API server is back, a job may have lost one."""
 
 
 class Schedule:
     """Dirty, processing and delayed keys. Times are seconds on the caller's monotonic clock."""
 
     def __init__(self, put_off: Callable[[Key], float | None] = lambda _: None) -> None:
-        """`put_off(key)`: until when what `expect` was called for may wait, by what is known now; None: it is not put off."""
+        """Begin empty. `put_off(key)` returns the time to which an expected look may be put off now, or None."""
         self._put_off = put_off
         self._expected_s: dict[Key, float] = {}
         self._rests_s: dict[Key, float] = {}
@@ -42,11 +45,11 @@ class Schedule:
         self._failures: dict[Key, int] = {}
 
     def __len__(self) -> int:
-        """Keys that could be taken now or are waiting for their own processing to end; delayed ones are not counted."""
+        """Return the number of keys that could be taken now, or wait for their own processing to end. Delayed ones do not count."""
         return len(self._dirty)
 
     def add(self, key: Key) -> None:
-        """Have `key` taken as soon as possible; once, however often it is added before."""
+        """Have `key` taken as soon as possible. Several adds before that are one."""
         if key in self._dirty:
             return
         self._dirty.add(key)
@@ -54,23 +57,23 @@ class Schedule:
             self._lanes.setdefault(key[0], deque()).append(key)
 
     def add_at(self, key: Key, due_s: float) -> None:
-        """Have `key` added at `due_s`; an earlier time already set stays."""
+        """Have `key` added at `due_s`. An earlier time that is already set stays."""
         if key in self._due_s and self._due_s[key] <= due_s:
             return
         self._due_s[key] = due_s
         heapq.heappush(self._heap, (due_s, key))
 
     def expect(self, key: Key, due_s: float) -> None:
-        """Have `key` added at `due_s`, unless that is put off then. It takes the place of what was expected before."""
+        """Have `key` added at `due_s`, unless `put_off` puts that off then. It replaces the last expected time."""
         self._expected_s[key] = due_s
         heapq.heappush(self._heap, (due_s, key))
 
     def rest(self, key: Key, until_s: float) -> None:
-        """Do not have `key` taken before `until_s`, whatever is added."""
+        """Keep `key` from being taken before `until_s`, also if it is added."""
         self._rests_s[key] = until_s
 
     def take(self, now_s: float) -> Key | None:
-        """Return the next key and mark it as processing, or None. What it waits for is dropped: this is it."""
+        """Return the next key and mark it as processing, or return None. Delayed adds of the key are dropped."""
         while self._heap and self._heap[0][0] <= now_s:
             due_s, key = heapq.heappop(self._heap)
             if self._due_s.get(key) == due_s:
@@ -107,14 +110,17 @@ class Schedule:
         return key
 
     def done(self, key: Key) -> None:
-        """End the processing of `key`; if it was added meanwhile, it can be taken again."""
+        """End the processing of `key`. If it was added meanwhile, it can be taken again."""
         self._processing.discard(key)
         if key in self._dirty:
             self._lanes.setdefault(key[0], deque()).append(key)
 
     def fail(self, key: Key, now_s: float, jitter: float = 1.0, *, least_s: float = 0.0) -> float:
-        """Add `key` again after its back-off, and return the seconds: they double with each failure in a row, and are `least_s` or
-        more. The key is not taken before, whatever is added: a job whose status is refused has events several times a second."""
+        """Add `key` again after its back-off, and return the seconds. They double with each failure in a row, from `least_s` up.
+
+        The key is not taken earlier, also if it is added: a job whose status is refused has events several times a
+        second.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         wait_s = max(min(BACKOFF_MIN_S * 2.0 ** min(failures, 30), BACKOFF_MAX_S) * jitter, least_s)
@@ -137,8 +143,11 @@ class Schedule:
 
 
 class WorkQueue:
-    """Runs `reconcile(key)` for every key that is added. What it returns (seconds or None) is when it wants to run again;
-    what it raises becomes a log line and a back-off."""
+    """Runs `reconcile(key)` for every key that is added.
+
+    `reconcile` returns the seconds until it wants to run again, or None. An exception becomes a log line and a
+    back-off.
+    """
 
     def __init__(
         self,
@@ -150,8 +159,12 @@ class WorkQueue:
         observe: Callable[[float, bool], None] | None = None,
         observe_wait: Callable[[float], None] | None = None,
     ) -> None:
-        """`put_off(key)`: see Schedule. `observe(seconds, succeeded)` is called after each run, `observe_wait(seconds)` before it,
-        for metrics: since it was asked for at once. A run whose time has come by itself has waited for nobody."""
+        """Begin empty.
+
+        `put_off` is that of Schedule. For metrics, `observe(seconds, succeeded)` is called after each run.
+        `observe_wait(seconds)` is called before a run with the time since `add`. It is not called for a run whose time
+        has come by itself.
+        """
         self._observe_wait = observe_wait
         self._asked_s: dict[Key, float] = {}
         self._reconcile = reconcile
@@ -164,7 +177,7 @@ class WorkQueue:
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Keys that wait to be reconciled now."""
+        """Return the number of keys that wait to be reconciled now."""
         return len(self._schedule)
 
     def add(self, key: Key) -> None:
@@ -174,21 +187,21 @@ class WorkQueue:
         self._wake.set()
 
     def add_after(self, key: Key, delay_s: float) -> None:
-        """Have `key` reconciled in `delay_s` seconds, or earlier if that was asked for already."""
+        """Have `key` reconciled in `delay_s` seconds, or earlier if that is already set."""
         self._schedule.add_at(key, self._clock() + delay_s)
         self._wake.set()
 
     def expect(self, key: Key, due_s: float) -> None:
-        """Have `key` reconciled at `due_s` on the clock, unless that is put off then."""
+        """Have `key` reconciled at `due_s` on the clock, unless `put_off` puts that off then."""
         self._schedule.expect(key, due_s)
         self._wake.set()
 
     def rest(self, key: Key, until_s: float) -> None:
-        """Do not have `key` reconciled before `until_s` on the clock."""
+        """Keep `key` from being reconciled before `until_s` on the clock."""
         self._schedule.rest(key, until_s)
 
     async def run(self) -> None:
-        """Work until cancelled; then the runs in progress are cancelled too and waited for."""
+        """Work until cancelled. Runs in progress are then cancelled, too, and waited for."""
         try:
             while True:
                 await self._free.acquire()

@@ -1,8 +1,9 @@
-"""What an installation may set, all of it in the environment.
+"""Settings of an installation, all of them in the environment.
 
-A field `join_quiet_s` is REGROUP_SETTINGS_JOIN_QUIET_SECONDS there and joinQuietSeconds in the chart's `settings`; lists are
-separated by commas. The prefix is ours alone (Kubernetes itself sets REGROUP_PORT and others in the operator's pod,
-because its Service is called regroup), so that a misspelt name is refused instead of ignored.
+A field `join_quiet_s` is REGROUP_SETTINGS_JOIN_QUIET_SECONDS there and joinQuietSeconds in the chart's `settings`.
+Lists are separated by commas. The prefix is ours alone, so a misspelt name is refused instead of ignored. `REGROUP_`
+would not do: Kubernetes itself sets REGROUP_PORT and others in the operator's pod, because its Service is called
+regroup.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ PREFIX = "REGROUP_SETTINGS_"
 
 
 class SettingsError(RegroupError):
-    """The settings cannot be used; the text names the variable, the value and the rule."""
+    """The settings cannot be used. The text names the variable, the value and the rule."""
 
 
 class OperatorSettings(BaseModel):
-    """Everything that an installation may set. Unknown fields are refused."""
+    """All settings of an installation. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -42,7 +43,7 @@ class OperatorSettings(BaseModel):
     """Name of the Service in `namespace` that leads agents to the leader; the serving certificate carries it."""
 
     operator_url: str = ""
-    """Where agents call. Empty: https://<service_name>.<namespace>.svc:<membership_port>."""
+    """URL that agents call. Empty: https://<service_name>.<namespace>.svc:<membership_port>."""
 
     membership_host: str = ""
     """Address that the endpoint for agents listens on. Empty: all of them."""
@@ -69,11 +70,11 @@ class OperatorSettings(BaseModel):
             "ToBeDeletedByClusterAutoscaler",
         ]
     )
-    """Keys of taints that announce the end of a node: workers there hand over at once. Empty: none. A node that is only cordoned
-    (node.kubernetes.io/unschedulable) is not left."""
+    """Keys of taints that announce the end of a node. Workers on such a node hand over at once. Empty: none. A node
+    that is only cordoned (node.kubernetes.io/unschedulable) is not left."""
 
     per_job_metrics: bool = False
-    """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
+    """True gives /metrics series for each job (regroup_job_*). Their number grows with the jobs."""
 
     decision_log: str = ""
     """File for the decision log (docs/how-to/runbook.md), with older parts beside it. Empty: none is written."""
@@ -82,7 +83,7 @@ class OperatorSettings(BaseModel):
     """Largest size of one of the decision log's five files, in MiB."""
 
     agent_image: str = "regroup-operator:dev"
-    """Image that the workers' agent is copied from: the operator's own, so that both speak the same protocol."""
+    """Image that the workers' agent is copied from. It is the operator's own, so that both speak the same protocol."""
 
     agent_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """Pull policy of `agent_image` in workers."""
@@ -121,31 +122,31 @@ class OperatorSettings(BaseModel):
     """Seconds after minReplicas workers are ready until a job starts with fewer than spec.replicas."""
 
     settle_s: float = Field(default=Settings.settle_s, ge=0)
-    """After a collective broke and it is not known which worker failed: seconds to wait for that worker's report."""
+    """Seconds to wait for a failed worker's report, after a collective broke and the failed worker is not known."""
 
     join_quiet_s: float = Field(default=Settings.join_quiet_s, ge=0)
-    """Seconds that a planned generation waits after the last worker became ready, so that joiners come together. In a job with
-    more than 500 members longer, in proportion to them."""
+    """Seconds that a planned generation waits after the last worker became ready, so that joiners come together. A job
+    with more than 500 members waits longer, in proportion to them."""
 
     join_max_s: float = Field(default=Settings.join_max_s, ge=0)
-    """Seconds that a planned generation waits at most after the first worker became ready. In a job with more than 500 members
-    longer, too."""
+    """Most seconds that a planned generation waits after the first worker became ready. A job with more than 500
+    members waits longer, too."""
 
     planned_timeout_s: float = Field(default=Settings.planned_timeout_s, gt=0)
-    """Seconds until a planned generation that not all members entered is dropped for a forced one; at least three of the
-    job's steps."""
+    """Seconds until a planned generation that not all members entered is dropped for a forced one. They are at least
+    three of the job's steps."""
 
     form_timeout_s: float = Field(default=Settings.form_timeout_s, gt=0)
-    """Seconds until a forced generation that its members have not entered, or not formed, is announced anew without those
-    that hold it up. To enter it they have at least three of the job's steps. The time to form is doubled for each generation
-    in a row that did not form."""
+    """Seconds until a forced generation that its members have not entered, or not formed, is announced anew without the
+    members that hold it up. To enter it they have at least three of the job's steps. The time to form doubles for each
+    generation in a row that did not form."""
 
     adopt_timeout_s: float = Field(default=Settings.adopt_timeout_s, gt=0)
-    """Seconds until a forced generation whose members copy the state or read a checkpoint is announced anew without those that
-    hold it up. Doubled in the same way."""
+    """Seconds until a forced generation whose members copy the state or read a checkpoint is announced anew without the
+    members that hold it up. They double in the same way."""
 
     start_timeout_s: float = Field(default=Settings.start_timeout_s, gt=0)
-    """Seconds until trainer processes that have not attached are started again, where no start of the job was seen yet."""
+    """Seconds until trainer processes that have not attached are started again, while no start of the job was seen yet."""
 
     late_timeout_s: float = Field(default=Settings.late_timeout_s, gt=0)
     """Seconds until a worker that has not come to the newest generation is restarted in place, and replaced after that."""
@@ -166,17 +167,17 @@ class OperatorSettings(BaseModel):
     """Seconds by which TCP keepalive delays the sight of a dead peer; taken off disconnectSeconds."""
 
     resync_s: float = Field(default=Settings.resync_s, gt=0)
-    """Seconds after which every job is looked at again although no event has come."""
+    """Seconds after which every job is reconciled again although no event has come."""
 
     hang_s: float = Field(default=Settings.hang_s, gt=0)
-    """Seconds without a commit before which no step counts as hung where spec.recovery.hangSeconds is absent."""
+    """Seconds without a commit below which no step counts as hung, if spec.recovery.hangSeconds is absent."""
 
     first_step_s: float = Field(default=Settings.first_step_s, gt=0)
     """Seconds that the first step of a process may take: it compiles."""
 
     checkpoint_s: float = Field(default=Settings.checkpoint_s, gt=0)
-    """Seconds that a script waits for one checkpoint at most: its last, or the one after a roll-back. Once a checkpoint of the
-    process was written: four times as long as the slowest took, and at least 300 s, if that is less."""
+    """Most seconds that a script waits for one checkpoint: its last, or the one after a roll-back. After its first
+    checkpoint a process waits four times as long as its slowest one took, but at least 300 s, if that is less."""
 
     @model_validator(mode="after")
     def _lease_is_safe(self) -> OperatorSettings:
@@ -190,11 +191,11 @@ class OperatorSettings(BaseModel):
 
     @property
     def url(self) -> str:
-        """Where agents call."""
+        """URL that agents call."""
         return self.operator_url or f"https://{self.service_name}.{self.namespace}.svc:{self.membership_port}"
 
     def policy(self) -> Settings:
-        """Return the part that the membership policy reads."""
+        """Return the settings of the membership policy."""
         return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
 
 

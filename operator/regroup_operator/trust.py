@@ -1,7 +1,8 @@
-"""The endpoint's identity in a cluster: a CA in a Secret, a serving key for days, both followed without a restart.
+"""The endpoint's identity in a cluster: a CA in a Secret, and a serving key for some days. Both change without a restart.
 
-The Secret of the operator's namespace holds ca.crt and ca.key. To change the CA, an administrator moves ca.crt to old-ca.crt
-and writes a new pair: agents then trust both, and every operator serves a certificate of the new one within minutes.
+The Secret of the operator's namespace holds ca.crt and ca.key. To change the CA, an administrator moves ca.crt to
+old-ca.crt and writes a new pair. Within minutes agents trust both, and every operator serves a certificate of the new
+one.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ RETRY_S = 2.0
 
 
 class _FormerCAError(RegroupError):
-    """The former CA cannot be read. What agents trust, and what is served, stays as it is."""
+    """The former CA cannot be read. The trusted CAs and the served certificate stay as they are."""
 
 
 class Trust:
-    """After `await load()`, `context` serves and `ca_bundle()` is what agents shall trust; `run()` keeps both current, in a
-    replica that stands by too. Who begins to lead calls `load()` again: what a standby knows may be LOOK_S old."""
+    """The CA and the serving certificate. `load()` reads them first; `run()` keeps them current, also in a standby.
+
+    A replica that begins to lead calls `load()` again, since a standby's copy may be LOOK_S old.
+    """
 
     def __init__(self, client: Client, settings: OperatorSettings, *, clock: Callable[[], float] = boot_clock) -> None:
         self._client = client
@@ -56,7 +59,7 @@ class Trust:
     async def load(self) -> None:
         """Read or make the CA, and issue a certificate if it is due. Waits while the API server is away.
 
-        Raises RegroupError when the Secret holds something else. A former CA that cannot be read is no reason to end: it is said.
+        Raises RegroupError if the Secret has no usable CA. A former CA that cannot be read is only logged.
         """
         while True:
             try:
@@ -70,7 +73,7 @@ class Trust:
             await asyncio.sleep(RETRY_S)
 
     async def run(self) -> None:
-        """Follow the Secret and renew the certificate until cancelled; a failure keeps what there is."""
+        """Follow the Secret and renew the certificate until cancelled. After a failure the old ones stay."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:

@@ -1,9 +1,9 @@
-"""What a controller runtime gives: API client, informer, lease, events, and the cluster's side of model.ports.
+"""A small controller runtime: API client, informer, lease, events, and the cluster's side of model.ports.
 
-Belongs here: everything that talks to a kube-apiserver. Does not: decisions about membership (plan/), the endpoint for
-agents (endpoint/), the order of observe, plan and act (controller.py), when to look at which job (queue.py). What a pod
-looks like is handed in by the caller (cluster_workers.Rendering), so this package does not import render/ either.
+Everything that talks to a kube-apiserver belongs here. Decisions about membership do not (plan/), nor does the endpoint for
+agents (endpoint/). The order of observe, plan and act is in controller.py, and queue.py chooses the next job.
+The caller passes the objects of a pod in (cluster_workers.Rendering), so this package does not import render/ either.
 
-Read `client.py`, then `informer.py` and `pods.py` (what is), `cluster_workers.py` and `jobs.py` (what is done), `lease.py` (who may
-do it; `lease_thread.py`: where that is decided), `authenticator.py` (which agent may call).
+Read `client.py` first. `informer.py` and `pods.py` observe, `cluster_workers.py` and `jobs.py` act. `lease.py` elects
+the leader, in the thread of `lease_thread.py`. `authenticator.py` checks the tokens of agents.
 """

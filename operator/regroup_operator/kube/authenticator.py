@@ -1,12 +1,12 @@
-"""Whose token is it: from an agent's projected token to the pod that it is bound to.
+"""Authenticates agents: from a projected token to the pod that it is bound to. Implements model.ports.Authenticator.
 
-The token's own words are read first, unverified: they must fit a worker in the informer's memory, whose controller
-ownerReference (never a label) is a job. Then the signature is verified with the issuer's keys (issuer_keys.py). Only where these
-cannot decide is the API server asked, once per token until the token expires, within a rate. So a stranger cannot make the
-operator ask at all. Implements model.ports.Authenticator.
+The token's claims are read first, unverified. They must fit a worker in the informer's memory, whose controller
+ownerReference (never a label) is a job. Then the issuer's keys verify the signature (issuer_keys.py). If the keys
+cannot decide, the API server is asked, once per token until the token expires, within a rate. So a stranger cannot make
+the operator ask at all.
 
-Without keys all agents need a TokenReview at once after a fail-over. Whose turn has not come waits for it, and where that takes
-longer than an agent waits for an answer, it is turned away and keeps its place. Meanwhile it counts as alive (`waiting`).
+Without keys all agents need a TokenReview at once after a fail-over. An agent waits for its turn. If that takes longer
+than it waits for an answer, it is turned away and keeps its place. Meanwhile it counts as alive (`waiting`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ AUDIENCE = "regroup"
 REVIEWS_PER_S = 200.0
 REVIEW_BURST = 500
 WAIT_S = 8.0
-"""For so long a request waits for its turn; the agent gives an answer up after 10 s."""
+"""Longest wait of a request for its turn. The agent gives up after 10 s."""
 PLACE_KEPT_S = 15.0
-"""For so long after its turn has come a place is kept for who has not called again: an agent does within two seconds."""
+"""Time after its turn for which the place of an agent is kept. An agent calls again within two seconds."""
 MAX_TOKENS = 20_000
 REFUSED_FOR_S = 60.0
-"""How long a token that the API server refused is refused without asking again."""
+"""Time for which a token that the API server refused is refused without another request."""
 POD_UID_EXTRA = "authentication.kubernetes.io/pod-uid"
 
 
 class TokenReviewer(Protocol):
-    """The network's edge: TokenReview."""
+    """The port to TokenReview, so that tests need no API server."""
 
     async def review(self, token: str, audience: str) -> Mapping[str, Any]:
         """Return the TokenReview's status. Raises UnavailableError."""
@@ -84,11 +84,10 @@ def pod_of(claims: Claims, namespace: str, pod_name: str, pods: PodLookup, wall_
 
 
 class _Verdict(NamedTuple):
-    until_s: float
-    """Seconds since the epoch."""
+    until_s: float  # since the epoch
     refusal: str
     key_id: str
-    """The key that proved it; empty: the API server was asked."""
+    """Key that verified the token; empty if the API server was asked."""
     claims: Claims
 
 
@@ -113,16 +112,19 @@ class ClusterAuthenticator:
         self._wall_clock = wall_clock
         self._bucket = bucket or TokenBucket(REVIEWS_PER_S, REVIEW_BURST)
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
-        """By digest of the token. An agent calls with one token many times, and to verify it takes about 0.1 ms."""
+        """Digest of a token -> verdict. An agent calls often with one token, and verifying it takes about 0.1 ms."""
         self._sleep = sleep
         self._places: dict[str, float] = {}
-        """Pod UID -> when its turn comes. At most one for each worker's pod; those whose agents came no more are swept out."""
+        """Pod UID -> time of its turn. A worker's pod has at most one; places of agents that came no more are swept out."""
         self._swept_s = float("-inf")
         self._reviews: dict[bytes, asyncio.Task[Mapping[str, Any]]] = {}
-        """Digest of a token -> the review that is under way: several requests with one token share it."""
+        """Digest of a token -> the review that is under way. Several requests with one token share it."""
 
     async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
-        """Return the pod that `token` is bound to, which is the one named. Raises Unauthorized, Forbidden, UnavailableError."""
+        """Return the pod that `token` is bound to, which must be the named one.
+
+        Raises Unauthorized, Forbidden, UnavailableError.
+        """
         digest = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         verdict = self._verdicts.get(digest)
         claims = claims_of(token) if verdict is None else verdict.claims
@@ -142,7 +144,7 @@ class ClusterAuthenticator:
         return now
 
     def admission_s(self, num_agents: int) -> float:
-        """Return how many seconds it takes until the last of so many agents that call at once can have been admitted."""
+        """Return the seconds until the last of so many agents that call at once can have been admitted."""
         return 0.0 if self._keys.keys is not None else review_s(num_agents)
 
     def waiting(self) -> frozenset[str]:
@@ -154,11 +156,11 @@ class ClusterAuthenticator:
         return bool(key_id) and self._keys.has_dropped(key_id)
 
     async def _judge(self, token: str, digest: bytes, claims: Claims, pod: Pod) -> _Verdict:
-        """Raises Unauthorized, UnavailableError."""
+        """Return the verdict on a token, by the keys or the API server. Raises Unauthorized, UnavailableError."""
         keys = await self._keys.having(claims.key_id)
         refusal = None if keys is None else refusal_by(keys, token, claims, self._wall_clock())
         if refusal:
-            raise Unauthorized(refusal)  # not remembered, so that forged tokens drive no good one out
+            raise Unauthorized(refusal)  # not cached, so that forged tokens drive out no good one
         if refusal is not None:
             self._places.pop(pod.uid, None)
             return _Verdict(claims.expires_at, "", claims.key_id, claims)
@@ -181,7 +183,7 @@ class ClusterAuthenticator:
             self._places.pop(pod_uid, None)
 
     async def _turn(self, pod_uid: str) -> None:
-        """Return when it is this pod's turn. Raises UnavailableError where that takes too long; its place is kept."""
+        """Wait for the turn of this pod. If that takes too long, keep its place and raise UnavailableError."""
         now_s = self._clock()
         due_s = self._places.get(pod_uid)
         if due_s is None or now_s > due_s + PLACE_KEPT_S:
@@ -203,12 +205,12 @@ class ClusterAuthenticator:
 
 
 def review_s(num_agents: int, per_s: float = REVIEWS_PER_S, burst: float = REVIEW_BURST) -> float:
-    """Return how many seconds it takes until the tokens of so many agents that call at once can have been reviewed. Pure."""
+    """Return the seconds until the tokens of so many agents that call at once can have been reviewed. Pure."""
     return 0.0 if num_agents <= burst else (num_agents - burst) / per_s + WAIT_S
 
 
 def refusal_in(status: Mapping[str, Any], pod: Pod) -> str:
-    """Return why the TokenReview's status does not prove that the token is the pod's; empty when it does."""
+    """Return why the TokenReview's status does not prove that the token is the pod's, or "" if it does."""
     if not status.get("authenticated"):
         return f"The API server does not accept the token: {status.get('error') or 'not authenticated'}."
     if AUDIENCE not in (status.get("audiences") or ()):

@@ -1,4 +1,4 @@
-"""What a projected service account token says of itself. Nothing here is verified."""
+"""The claims in a projected service account token. Nothing here is verified."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Claims:
     """The claims of a token that is bound to a pod, unverified."""
 
     key_id: str
-    """Names the key that signed it; empty: no key is named."""
+    """Key that signed the token; empty if the token names none."""
     issuer: str
     audiences: tuple[str, ...]
     not_before: float
-    """Seconds since the epoch; 0: at all times."""
+    """Seconds since the epoch; 0 if the token is valid from the start."""
     expires_at: float
     """Seconds since the epoch."""
     namespace: str
@@ -31,7 +31,7 @@ class Claims:
 
 
 def claims_of(token: str) -> Claims:
-    """Return the unverified claims. Raises Unauthorized when it is no projected token that is bound to a pod."""
+    """Return the unverified claims. Raises Unauthorized if the text is no projected token that is bound to a pod."""
     parts = token.split(".")
     try:
         if len(parts) != 3 or len(token) > 16_384 or not token.isascii():
@@ -60,7 +60,7 @@ def _decoded(part: str) -> Any:
 
 
 def _time(seconds: Any) -> float:
-    """Raises ValueError, TypeError."""
+    """Return a time claim as seconds. Raises ValueError or TypeError if it is none."""
     value = float(seconds)
     if not math.isfinite(value):
         raise ValueError

@@ -1,7 +1,7 @@
 """A thin client of the kube-apiserver: dicts in, dicts out, a deadline on every request, typed errors.
 
-Owns transport, authentication and the translation of failures. `kubernetes.aio` carries the bytes; its generated models
-are not used (decoding a pod with them costs ten times the JSON). Knows no resource of ours.
+It owns transport, authentication and the translation of failures. `kubernetes.aio` carries the bytes. Its generated
+models are not used, since decoding a pod with them costs ten times the JSON. The client knows no resource of ours.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 WATCH_SILENCE_S = 90.0
-"""A watch without a byte for this long is taken for dead: bookmarks come about once a minute."""
+"""Silence after which a watch counts as dead. Bookmarks come about once a minute."""
 
 MAX_RETRY_AFTER_S = 30.0
-"""Longest wait that an answer may ask for; the API server itself asks for 1 s, whoever stands before it for anything."""
+"""Longest wait that an answer may ask for. The API server itself asks for 1 s, but a proxy may ask for anything."""
 
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
 
 
 class ApiError(RegroupError):
-    """The API server refused. `status` is the HTTP code (0: no answer), `reason` Kubernetes' word (Invalid, Expired, ..)."""
+    """The API server refused. `status` is the HTTP code (0: no answer), `reason` is Kubernetes' word (Invalid, Expired, ..)."""
 
     def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message or f"The API server answered {status} {reason}.")
@@ -64,7 +64,7 @@ class ApiUnavailable(ApiError, UnavailableError):
 
 
 Observe = Callable[[str, str, int, float], None]
-"""observe(verb, resource, HTTP status, seconds) of each request; 0: there was no answer."""
+"""Called as observe(verb, resource, HTTP status, seconds) after each request. Status 0 means that there was no answer."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class Client:
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Client:
-        """Return a client for `kubeconfig`, or without one for the cluster that this process runs in, else ~/.kube/config.
+        """Return a client for `kubeconfig`. Without one it is for the cluster that this process runs in, else for ~/.kube/config.
 
-        Raises RegroupError with a sentence when neither is usable.
+        Raises RegroupError with a sentence if neither is usable.
         """
         configuration = Configuration()
         path = kubeconfig or os.environ.get("KUBECONFIG") or None
@@ -137,11 +137,11 @@ class Client:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def bearer_token(self) -> str | None:
-        """Return the token that requests carry now, without its scheme; None with a client certificate."""
+        """Return the token of requests now, without its scheme, or None if there is a client certificate instead."""
         return (await self._authorization()).split(" ", 1)[-1] or None
 
     async def _authorization(self) -> str:
-        """Return the header's value, freshly read where the token is a file or comes from a helper program."""
+        """Return the header's value. It is read anew if the token is a file or comes from a helper program."""
         settings: Mapping[str, Any] = await self.configuration.auth_settings()
         value = settings.get("BearerToken", {}).get("value") or ""
         if value and " " not in value:
@@ -169,7 +169,7 @@ class Client:
         metadata_only: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Return one page; its metadata.continue is the next call's `continue_token`."""
+        """Return one page. Its metadata.continue is the next call's `continue_token`."""
         query = {"limit": str(limit), "labelSelector": label_selector, "continue": continue_token}
         accept = METADATA_ONLY if metadata_only else ""
         return await self._call(
@@ -220,7 +220,7 @@ class Client:
         strict: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """Create the object and return it; `strict` refuses unknown and duplicate fields instead of dropping them."""
+        """Create the object and return it. `strict` refuses unknown and duplicate fields instead of dropping them."""
         query = {"dryRun": "All" if dry_run else "", "fieldValidation": "Strict" if strict else ""}
         return await self._call(
             ("create", resource), "POST", resource.path(namespace), query=query, body=body, timeout_s=timeout_s
@@ -236,7 +236,7 @@ class Client:
         subresource: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """PUT the object; with metadata.resourceVersion in `body` it is a compare-and-swap (ApiConflict)."""
+        """PUT the object. With metadata.resourceVersion in `body` it is a compare-and-swap (ApiConflict)."""
         return await self._call(
             ("update", resource), "PUT", resource.path(namespace, name, subresource), body=body, timeout_s=timeout_s
         )
@@ -267,8 +267,11 @@ class Client:
         resource_version: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """Delete the object; with `uid` only if it is that one, with `resource_version` only if it has not changed since
-        (ApiConflict otherwise)."""
+        """Delete the object.
+
+        With `uid` only the object with that UID is deleted, and with `resource_version` only an unchanged one. Any
+        other raises ApiConflict.
+        """
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         only = {"uid": uid, "resourceVersion": resource_version}
         if uid is not None or resource_version is not None:
@@ -337,8 +340,10 @@ class Client:
 
 
 def error_of(status: int, data: bytes, body: Mapping[str, Any] | None = None, *, retry_after: str = "") -> ApiError:
-    """Return the typed error for an answer that is not a success; `body` is its Status object where already decoded,
-    `retry_after` its header of that name."""
+    """Return the typed error for an answer that is no success.
+
+    `body` is the Status object if it is already decoded. `retry_after` is the header of that name.
+    """
     if body is None:
         body = {}
         with contextlib.suppress(ValueError):
@@ -367,5 +372,5 @@ def _refused(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
 
 
 def _text(error: BaseException) -> str:
-    """Return a short text for a transport error; a time-out has none of its own."""
+    """Return a short text for a transport error. A time-out has no text of its own."""
     return str(error) or type(error).__name__

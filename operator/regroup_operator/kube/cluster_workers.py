@@ -1,7 +1,7 @@
-"""Workers as pods of the cluster: create, delete, try; and what each job has once, its Service and its ConfigMap.
+"""Workers as pods of the cluster: create, delete, dry run. Also the objects that each job has once: Service and ConfigMap.
 
-Implements model.ports.Workers on a PodStore and a Client. What the objects look like comes from `Rendering`; which there
-should be is the plan's business. Also translates the API server's refusals into sentences for the user.
+It implements model.ports.Workers on a PodStore and a Client. `Rendering` makes the objects; the plan decides which
+there should be. It also translates the API server's refusals into sentences for the user.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from regroup_operator.model.ports import AlreadyExists
 from regroup_operator.model.records import Key, Pod
 
 PREPARED_FOR_S = 300.0
-"""How long Service and ConfigMap are believed to be as they were last seen."""
+"""Time for which Service and ConfigMap are taken to be as they were last seen."""
 
 
 class Rendering(Protocol):
-    """What the objects of a job look like. Pure."""
+    """Makes the objects of a job. Pure."""
 
     def pod(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> dict[str, Any]:
         """Return the worker's pod. May raise SpecError."""
@@ -42,7 +42,7 @@ class Rendering(Protocol):
         ...
 
     def config_map(self, job: Job) -> dict[str, Any]:
-        """Return the ConfigMap with the CA bundle of now."""
+        """Return the ConfigMap with the present CA bundle."""
         ...
 
 
@@ -75,9 +75,9 @@ class ClusterWorkers:
         self._pods.on_change(callback)
 
     async def prepare(self, job: Job) -> None:
-        """Make sure that Service and ConfigMap exist as rendered. Costs nothing for PREPARED_FOR_S after it was so.
+        """Make sure that Service and ConfigMap exist as rendered. After that, calls within PREPARED_FOR_S cost nothing.
 
-        Raises SpecError when an object of that name belongs to somebody else.
+        Raises SpecError if an object of that name belongs to another owner.
         """
         service, config_map = self._rendering.service(job), self._rendering.config_map(job)
         known = self._prepared.get(job.uid)
@@ -92,14 +92,14 @@ class ClusterWorkers:
         self._prepared[job.uid] = (self._clock(), service, config_map)
 
     def lost(self, job_uid: str) -> None:
-        """Say that something that `prepare` has made is gone: the next one looks."""
+        """Forget that a job is prepared, since one of its objects is gone. The next `prepare` looks again."""
         self._prepared.pop(job_uid, None)
 
     async def validate(self, job: Job) -> None:
-        """Try the worker's pod, and one of each role, without keeping them. Raises SpecError with one sentence when the API server
+        """Try the worker's pod, and one of each role, in a dry run. Raises SpecError with one sentence if the API server
         refuses one.
 
-        Only what is wrong with the pod itself is a verdict: a quota, or a webhook that takes no dry runs, is not.
+        Only a fault of the pod itself is a verdict. A quota is none, nor is a webhook that does not support dry runs.
         """
         await self._try(job, self._rendering.trial_pod(job), TEMPLATE)
         for role in job.spec.roles:
@@ -119,10 +119,10 @@ class ClusterWorkers:
                 raise
 
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
-        """Create the worker's pod; if our job has one of that name that is not terminating, return False.
+        """Create the worker's pod. Return False if the job has one of that name that is not terminating.
 
-        Raises AlreadyExists when the name is taken otherwise, SpecError when the pod is refused, else ApiError (a quota,
-        a webhook, the namespace being deleted): try again later.
+        Raises AlreadyExists if another pod has the name, and SpecError if the pod is refused. Any other ApiError (a
+        quota, a webhook, the namespace being deleted) means: try again later.
         """
         return await self._create(job, self._rendering.pod(job, slot, attempt, avoid_nodes), TEMPLATE)
 
@@ -153,14 +153,14 @@ class ClusterWorkers:
         return True
 
     async def delete(self, pod: Pod) -> None:
-        """Delete exactly this pod with its own grace. One that is gone, or whose name another pod has, is no error."""
+        """Delete exactly this pod with its own grace. It is no error if it is gone, or another pod has its name."""
         try:
             await self._client.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
         except (NotFoundError, ApiConflict):
             pass
 
     async def _ensure(self, job: Job, resource: Resource, wanted: dict[str, Any], *, is_new: bool) -> None:
-        """Have one object as it is wanted. `is_new`: it is hardly there yet, so that it is not looked for first."""
+        """Make one object as it is wanted. With `is_new` it probably does not exist, so it is created without a look."""
         name = wanted["metadata"]["name"]
         if is_new:
             try:
@@ -189,13 +189,13 @@ class ClusterWorkers:
         surplus = found.get("spec", {}).get("selector", {}).keys() - wanted.get("spec", {}).get("selector", {}).keys()
         if surplus or not contains(found, wanted):
             body = copy.deepcopy(wanted)
-            # A job that has a role now has a wider Service; a merge patch takes away only what it names.
+            # A job that now has a role has a wider Service selector. A merge patch removes only keys that it names.
             body.get("spec", {}).get("selector", {}).update(dict.fromkeys(surplus))
             await self._client.patch(resource, job.namespace, name, body)
 
 
 def contains(found: Any, wanted: Any) -> bool:
-    """Return whether everything in `wanted` is in `found` with the same value; lists must be as long."""
+    """Return whether everything in `wanted` is in `found` with the same value. Lists must have the same length."""
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(k in found and contains(found[k], v) for k, v in wanted.items())
     if isinstance(wanted, list):
@@ -214,13 +214,15 @@ TEMPLATE = "spec.template"
 
 
 def template_of(role: str) -> str:
-    """Return where a role's template stands, for people."""
+    """Return the field of a role's template, as users write it."""
     return f"spec.roles[{role}].template"
 
 
 def refusal_of(error: ApiError, namespace: str, where: str = TEMPLATE) -> SpecError | None:
-    """Return the verdict on the job in the API server's refusal of its pod, or None when it is not one. `where`: the pod's
-    template."""
+    """Return the verdict on the job in the API server's refusal of its pod, or None if it is none.
+
+    `where` is the field of the pod's template.
+    """
     text = str(error)
     if error.status == 400 and "admission webhook" not in text:
         found = _STRICT.search(text) or _DECODE.search(text)
@@ -240,7 +242,7 @@ def refusal_of(error: ApiError, namespace: str, where: str = TEMPLATE) -> SpecEr
 
 
 def _in_template(text: str, where: str) -> str:
-    """Name fields by where the user finds them: spec.containers[0] of the pod is spec.template.spec.containers[0]."""
+    """Replace the fields of a pod by those of the job: spec.containers[0] becomes spec.template.spec.containers[0]."""
     return re.sub(r'(?<![\w.])(["\[]?)(spec|metadata)\.', lambda m: f"{m[1]}{where}.{m[2]}.", text)
 
 

@@ -1,7 +1,7 @@
-"""Kubernetes events about jobs (events.k8s.io/v1): what `kubectl describe` shows a person.
+"""Kubernetes events about jobs (events.k8s.io/v1), which `kubectl describe` shows. Implements model.ports.Recorder.
 
-A note that repeats becomes a series of one event, not many events; a token bucket bounds what one job can cause; a queue
-that is full drops. Nothing here ever blocks or fails the caller: a lost event is lost. Implements model.ports.Recorder.
+A note that repeats becomes a series of one event, not many events. A token bucket bounds the events of one job, and a
+full queue drops new ones. Nothing here ever blocks or fails the caller, so an event may be lost.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 CONTROLLER = "regroup.dev/operator"
 NOTE_BYTES = 1024
-"""The API server refuses a longer note. It counts the bytes of UTF-8, not characters."""
+"""Longest note that the API server accepts. It counts the bytes of UTF-8, not characters."""
 WORD_BYTES = 128
-"""The same of a reason, an action and the name of who reports."""
+"""Longest reason, action and reporter that the API server accepts, in bytes."""
 
 
 @dataclass(frozen=True)
 class Regarding:
-    """As much of a job as an event says; stands in for one that cannot be read as a Job."""
+    """The fields of a job that an event names. It stands in for a job that cannot be read as a Job."""
 
     namespace: str
     name: str
@@ -46,24 +46,27 @@ class Series:
     """One event that may repeat."""
 
     namespace: str
-    name: str
-    """Of the Event object."""
+    name: str  # of the Event object
     body: dict[str, Any]
     count: int = 1
     last_s: float = 0.0
     last_time: str = ""
     posted: bool = False
     queued: bool = False
-    """Waits to be sent; what happens meanwhile only raises `count`."""
+    """The series waits to be sent. Repeats meanwhile only raise `count`."""
 
 
 class EventBook:
-    """Which notes are new and which repeat, and how many a job may make. Pure: clocks are passed in."""
+    """Tells new notes from repeated ones, and bounds their number for each job. Pure: clocks are passed in."""
 
     def __init__(
         self, *, window_s: float = 360.0, per_s: float = 1 / 60, burst: int = 25, max_series: int = 4096
     ) -> None:
-        """A note repeats if it comes again within `window_s`. `burst` and `per_s` bound new events and repeats, per job."""
+        """Begin empty.
+
+        A note repeats if it comes again within `window_s`. `burst` and `per_s` bound new events and repeats of each
+        job.
+        """
         self._window_s = window_s
         self._per_s = per_s
         self._burst = burst
@@ -72,7 +75,7 @@ class EventBook:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def note(self, job: Job | Regarding, note: EventNote, now_s: float, wall_time: str) -> Series | None:
-        """Return the series to send now, or None if it is waiting to be sent already or the job has no token left."""
+        """Return the series to send now. None: it waits to be sent already, or the job has no token left."""
         key = (job.uid, note.kind, note.reason, note.note)
         series = self._series.get(key)
         repeats = series is not None and now_s - series.last_s <= self._window_s
@@ -124,8 +127,10 @@ def event_body(job: Job | Regarding, note: EventNote, name: str, wall_time: str)
 
 
 def cut(text: str, num_bytes: int) -> str:
-    """Return as much of `text` as fits into so many bytes of UTF-8; one that is cut ends at a word, with an ellipsis. What UTF-8
-    cannot say becomes "?"."""
+    """Return the part of `text` that fits into so many bytes of UTF-8. A text that is cut ends at a word, with an ellipsis.
+
+    Characters that UTF-8 cannot encode become "?".
+    """
     whole = text.encode(errors="replace")
     fits = whole[:num_bytes].decode(errors="ignore")
     return fits if len(whole) <= num_bytes else shorten(f"{fits} ", len(fits))
@@ -143,7 +148,7 @@ class EventRecorder:
         max_queued: int = 1000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`instance` names this process in the events (its pod)."""
+        """Send nothing before `run`. `instance` names this process in the events (its pod)."""
         self._client = client
         self._instance = cut(instance, WORD_BYTES)
         self._book = book or EventBook()
@@ -151,7 +156,7 @@ class EventRecorder:
         self._clock = clock
 
     def record(self, job: Job | Regarding, note: EventNote) -> None:
-        """Publish `note` about `job` some time soon, or lose it. Never blocks, never raises."""
+        """Publish `note` about `job` soon, or lose it. Never blocks, never raises."""
         series = self._book.note(job, note, self._clock(), micro_time())
         if series is None:
             return
@@ -166,7 +171,7 @@ class EventRecorder:
             await self._send(await self._queue.get())
 
     async def drain(self, timeout_s: float = 1.0) -> None:
-        """Send what is queued, for at most `timeout_s` seconds; for the end of the process, after `run` was cancelled."""
+        """Send the queued events, for at most `timeout_s` seconds. Called at the end of the process, after `run` was cancelled."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._queue.empty():

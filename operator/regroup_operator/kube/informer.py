@@ -1,9 +1,9 @@
-"""Keep a slim copy of one collection in memory: LIST in pages, then WATCH, for ever.
+"""Keeps a slim copy of one collection in memory: LIST in pages, then WATCH, for ever.
 
-Owns the copy and its truth: after any loss (410, restart of the API server, a broken connection) it lists again, and what
-vanished meanwhile is reported as vanished (REPLACE), which kopf never does. Owns no meaning: `slim` turns an object into
-the caller's record or None (not interesting), `on_change(old, new)` hears of each difference between records, never of
-equal ones.
+It owns the copy and its truth. After any loss (410, restart of the API server, a broken connection) it lists again.
+It then reports the objects that vanished meanwhile, which kopf never does (rule REPLACE). It knows no meaning. `slim` turns an
+object into the caller's record, or None to leave it out. `on_change(old, new)` is called for each difference between
+records.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Name = tuple[str, str]
-"""(namespace, name); the namespace of a cluster-wide object is empty."""
+"""(namespace, name). The namespace of a cluster-wide object is empty."""
 
 BACKOFF_MIN_S = 0.2
 BACKOFF_MAX_S = 10.0
 SHORT_WATCH_S = 1.0
-"""A watch that ends in order sooner than this, without an event, has failed: who ends one will likely end the next one, too."""
+"""A watch that ends in order sooner than this, without an event, counts as failed: the next one will likely end so, too."""
 
 
 class Copy(Generic[T]):
@@ -44,7 +44,7 @@ class Copy(Generic[T]):
         self._on_change = on_change
 
     def replace(self, objects: Iterable[Mapping[str, Any]], resource_version: str) -> None:
-        """Make `objects` the whole content: what is not among them has vanished."""
+        """Make `objects` the whole content. Records that are not among them have vanished."""
         seen = set()
         for item in objects:
             try:
@@ -59,7 +59,7 @@ class Copy(Generic[T]):
         self.resource_version = resource_version
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take one watch event: ADDED, MODIFIED, DELETED or BOOKMARK."""
+        """Apply one watch event: ADDED, MODIFIED, DELETED or BOOKMARK."""
         item = event["object"]
         if event["type"] == "DELETED":
             self._drop(name_of(item))
@@ -68,8 +68,11 @@ class Copy(Generic[T]):
         self.resource_version = item["metadata"]["resourceVersion"]
 
     def made(self, item: Mapping[str, Any]) -> None:
-        """Take the answer to a create, which may come long before its event does. One that the watch has passed is dropped: what
-        it shows of the object is newer, even that it is gone. Versions are compared as in job_cache.py."""
+        """Add the object in the answer to a create, whose event may come much later.
+
+        An answer older than the watch is dropped: the watch shows the newer object, or that it is gone. Versions are
+        compared as in job_cache.py.
+        """
         if _number(item["metadata"]["resourceVersion"]) > _number(self.resource_version):
             self._put(name_of(item), item)
 
@@ -77,7 +80,7 @@ class Copy(Generic[T]):
         old = self.items.get(name)
         try:
             new = self._slim(item, old)
-        except Exception:  # it must not end the copy of all others, nor stand for the object's end
+        except Exception:  # an unreadable object must not end the copy of all others, and is no deletion
             log.exception("%s/%s cannot be read, and stays as it was.", *name)
             return
         if new is None:
@@ -93,7 +96,7 @@ class Copy(Generic[T]):
 
 
 class Informer(Generic[T]):
-    """Runs a Copy against the API server. `run()` in a task; read `items` once `synced` is set."""
+    """Runs a Copy against the API server. `run()` is a task; read `items` once `synced` is set."""
 
     def __init__(
         self,
@@ -108,11 +111,11 @@ class Informer(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`namespace` None: all. `slim(object, previous record)` must be pure but for the clock that it may carry."""
+        """Copy one namespace, or all with None. `slim(object, previous record)` must be pure but for a clock."""
         self.copy: Copy[T] = Copy(slim, on_change)
         self.synced = asyncio.Event()
         self.num_lists = 0
-        """How often the whole collection was listed; more than once means that a watch was lost for good."""
+        """Number of times that the whole collection was listed. More than once means that a watch was lost for good."""
         self._client = client
         self._resource = resource
         self.namespace = namespace
@@ -123,11 +126,11 @@ class Informer(Generic[T]):
 
     @property
     def items(self) -> dict[Name, T]:
-        """The records as last heard; do not change it."""
+        """The records as last seen. The caller must not change them."""
         return self.copy.items
 
     async def run(self) -> None:
-        """List and watch until cancelled. Failures of the API server are waited out with back-off and logged once each."""
+        """List and watch until cancelled. Failures of the API server lead to a back-off, and are logged once each."""
         while True:
             least_s = 0.0
             try:
@@ -142,10 +145,10 @@ class Informer(Generic[T]):
             except ApiError as error:
                 log.warning("Informer of %s: %s Listing again.", self._resource.plural, error)
                 least_s = error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0
-            except Exception:  # an event that is none: what it would have said is not known
+            except Exception:  # an unreadable event: its content is lost, so the copy must be listed again
                 log.exception("Informer of %s: the watch cannot be read. Listing again.", self._resource.plural)
-            # Watching on from our version would be cheaper, but a server whose store was restored from a backup takes a
-            # version that it never had for one of the future, and says nothing until it gets there (measured, 1.36).
+            # Watching on from our version would be cheaper. But a server whose store was restored from a backup takes a version
+            # that it never had for a future one, and sends nothing until it gets there (measured, 1.36).
             self.copy.resource_version = ""
             await self._pause(least_s)
 
@@ -173,7 +176,7 @@ class Informer(Generic[T]):
         self.synced.set()
 
     async def _watch(self) -> bool:
-        """Follow the collection until the server ends the watch in order. Returns whether that was of use: an event, or a while."""
+        """Follow the collection until the server ends the watch in order. Return False if it ended at once without an event."""
         started_s, has_event = self._clock(), False
         stream = self._client.watch(
             self._resource,
@@ -193,7 +196,7 @@ class Informer(Generic[T]):
 
 
 def _number(resource_version: str) -> int:
-    """Return a resourceVersion as an integer; 0 for one that is none."""
+    """Return a resourceVersion as an integer; 0 if it is not a number."""
     return int(resource_version) if resource_version.isdecimal() else 0
 
 

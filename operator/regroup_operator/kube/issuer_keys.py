@@ -1,7 +1,8 @@
 """The public keys of the service account issuer. With them the operator verifies agents' tokens itself.
 
-Owns the keys, when they are fetched, and what they prove. Does not own what a token says (claims.py), nor which pod it opens
-(authenticator.py). What a TokenReview checks besides: docs/design/adr/0063-tokens-verified-locally.md.
+The module owns the keys, the times at which they are fetched, and the proof by them. It does not read the claims of a
+token (claims.py), and does not choose the pod (authenticator.py). ADR 0063 has the checks that
+only a TokenReview makes (docs/design/adr/0063-tokens-verified-locally.md).
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ from regroup_operator.kube.client import Client
 log = logging.getLogger(__name__)
 
 ALGORITHMS = frozenset({"RS256", "ES256", "ES384", "ES512"})
-"""All that kube-apiserver 1.36 signs service account tokens with (its pkg/serviceaccount/jwt.go)."""
+"""All algorithms with which kube-apiserver 1.36 signs service account tokens (its pkg/serviceaccount/jwt.go)."""
 LEEWAY_S = 60.0
-"""The API server allows as much."""
+"""Allowed difference of clocks. The API server allows as much."""
 FETCH_TIMEOUT_S = 5.0
-"""For each of the two documents."""
+"""Deadline for each of the two documents."""
 WAIT_S = 2.0
-"""For so long a request waits for keys that are being fetched."""
+"""Longest wait of a request for keys that are being fetched."""
 REFETCH_S = 10.0
-"""Keys are fetched at most so often because of a token whose key is not known, and again after so long when the API server did not
-answer."""
+"""Least time between two fetches because of a token with an unknown key, and the wait after a fetch without an answer."""
 REFRESH_S = 600.0
-"""Keys are fetched so often in any case. After that, a key that the API server serves no more proves nothing."""
+"""Time between two fetches in any case. After it, a key that the API server does not serve any more proves nothing."""
 
 _JWS = PyJWS()
 
@@ -47,11 +47,11 @@ class IssuerKeys:
 
     issuer: str
     by_id: Mapping[str, PyJWK | None]
-    """None: a key of a kind that is not verified here."""
+    """Key id -> key. None: its kind is not verified here."""
 
 
 def keys_of(configuration: Mapping[str, Any], jwks: Mapping[str, Any]) -> IssuerKeys:
-    """Return the keys in the two documents of OpenID Connect discovery. Raises RegroupError where they have none of use. Pure."""
+    """Return the keys in the two documents of OpenID Connect discovery. Raises RegroupError if none is usable. Pure."""
     try:
         keys = IssuerKeys(str(configuration["issuer"]), {str(jwk["kid"]): _usable(jwk) for jwk in jwks["keys"]})
     except (KeyError, TypeError, AttributeError, ValueError):
@@ -72,9 +72,9 @@ def _usable(jwk: dict[str, Any]) -> PyJWK | None:
 
 
 def refusal_by(keys: IssuerKeys, token: str, claims: Claims, wall_s: float) -> str | None:
-    """Return why the token is not the issuer's, empty when it is, None when only the API server can say. Pure.
+    """Return why the token is not the issuer's, or "" if it is. None means that only the API server can decide. Pure.
 
-    `claims` are the token's own. The caller compares audience, expiry and pod.
+    `claims` are those of the token. The caller compares audience, expiry and pod.
     """
     key = keys.by_id.get(claims.key_id)
     if key is None:
@@ -91,14 +91,14 @@ def refusal_by(keys: IssuerKeys, token: str, claims: Claims, wall_s: float) -> s
 
 
 async def fetch_keys(client: Client) -> IssuerKeys:
-    """Return the keys that the API server serves now. Raises ApiError, and RegroupError where they are of no use."""
+    """Return the keys that the API server serves now. Raises ApiError, and RegroupError if none is usable."""
     configuration = await client.document("/.well-known/openid-configuration", timeout_s=FETCH_TIMEOUT_S)
     jwks = await client.document("/openid/v1/jwks", accept="application/jwk-set+json", timeout_s=FETCH_TIMEOUT_S)
     return keys_of(configuration, jwks)
 
 
 class KeyCache:
-    """The newest keys. `run()` keeps them current until cancelled; a token whose key is not known has them fetched at once."""
+    """The newest keys. `run()` keeps them current until cancelled; a token with an unknown key has them fetched at once."""
 
     def __init__(
         self,
@@ -130,8 +130,10 @@ class KeyCache:
                 self._fetching.cancel()
 
     async def having(self, key_id: str) -> IssuerKeys | None:
-        """Return the newest keys, fetched anew where they lack `key_id`: once for all who ask, after REFETCH_S again. Waits for
-        that no longer than WAIT_S."""
+        """Return the newest keys. If they lack `key_id` they are fetched first, and the caller waits at most WAIT_S.
+
+        All callers share one fetch. The next one because of an unknown key comes after REFETCH_S.
+        """
         is_known = self.keys is not None and key_id in self.keys.by_id
         is_due = self._fetching is not None or self._clock() >= self._began_s + REFETCH_S
         if is_due and not is_known:
@@ -139,7 +141,7 @@ class KeyCache:
         return self.keys
 
     def has_dropped(self, key_id: str) -> bool:
-        """Return whether the API server serves keys, and this one no more."""
+        """Return whether the API server serves keys, but not this one any more."""
         return self.keys is not None and key_id not in self.keys.by_id
 
     def _begin(self) -> asyncio.Task[bool]:
@@ -149,7 +151,7 @@ class KeyCache:
         return self._fetching
 
     async def _fetch_once(self) -> bool:
-        """Return whether the API server has answered, with keys or without."""
+        """Fetch the keys. Return whether the API server has answered, with keys or without."""
         try:
             self.keys = await self._fetch()
         except UnavailableError as error:
@@ -167,7 +169,7 @@ class KeyCache:
         return True
 
     def _log(self, sentence: str) -> None:
-        """Say it, but not again while nothing else happens."""
+        """Log a sentence, unless it was the last one logged."""
         if sentence != self._logged:
             log.warning("%s", sentence)
             self._logged = sentence

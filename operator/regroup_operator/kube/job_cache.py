@@ -1,11 +1,13 @@
-"""The newest object seen of each job, and how sure that is. Pure: no I/O, and the clock is passed in.
+"""The newest object seen of each job, and its certainty. Pure: no I/O, and the clock is passed in.
 
-Three sources fill it: the watch, the answers to writes, and live reads. What the watch shows only moves an entry forward: events
-of a watch that lags come after the answer to a write. Versions are compared as integers, which Kubernetes promises since 1.35
-(KEP-5504) and etcd has always done. A live answer counts whatever its version, unless the watch has shown something newer
-since it was asked for: a store that was restored from a backup counts from an earlier version on.
+Three sources fill it: the watch, the answers to writes, and live reads. The watch only moves an entry forward, since
+the events of a watch that lags come after the answer to a write. Versions are compared as integers, which Kubernetes
+promises since 1.35 (KEP-5504) and etcd has always done. A live answer counts whatever its version, because a store that
+was restored from a backup counts from an earlier version on. It does not count if the watch has shown a newer object
+since it was asked for.
 
-Who shrinks it: DELETED, a 404, and `sweep`, since kopf reports no DELETED of what vanished while its watch was broken.
+DELETED, a 404 and `sweep` shrink the cache. `sweep` is needed since kopf reports no DELETED for jobs that vanished
+while its watch was broken.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from regroup_operator.model.records import Key
 
 @dataclass(frozen=True)
 class Entry:
-    """One job. It is replaced, never changed, but for the parsed job, which is read once."""
+    """One job. An entry is replaced, never changed."""
 
     raw: Mapping[str, Any]
     version: int
     confirmed_s: float | None = None
-    """When the API server last answered with it or an older one, monotonic; None: a live read must come first."""
+    """Time of the API server's last answer with this object or an older one, monotonic. None: the next reader must ask it."""
 
 
 Listed = Mapping[Key, tuple[str, int]]
-"""UID and version of each job that a LIST of the metadata has."""
+"""(namespace, name) -> UID and version, from a LIST of the jobs' metadata."""
 
 
 class JobCache:
-    """By name. Grows with the jobs that there are."""
+    """Maps (namespace, name) to the newest entry. It grows with the number of jobs."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
@@ -45,7 +47,7 @@ class JobCache:
         return len(self._entries)
 
     def get(self, key: Key) -> Entry | None:
-        """Return what is known; None: nothing."""
+        """Return the entry of a job, or None."""
         return self._entries.get(key)
 
     def parse(self, key: Key, entry: Entry) -> Job:
@@ -63,8 +65,11 @@ class JobCache:
         return known[1]
 
     def see(self, raw: Mapping[str, Any]) -> bool:
-        """Take what the watch shows. Returns whether it is news. While a write is under way it is most often that write: whoever
-        writes looks again afterwards, if there was more or the write has failed."""
+        """Add an object from the watch. Return whether it is news.
+
+        While a write is under way, the object is most often that write, and is no news. The writer has the job
+        reconciled afterwards if the watch has shown more, or the write has failed.
+        """
         key, version = key_of(raw), version_of(raw)
         entry = self._entries.get(key)
         if entry is not None and version <= entry.version:
@@ -75,7 +80,7 @@ class JobCache:
 
     @contextmanager
     def writing(self, key: Key) -> Iterator[None]:
-        """Say that the job is being written, until the API server has answered or will not. One write at a time, for each job."""
+        """Mark the job as being written until the API server has answered or will not. A job has one write at a time."""
         self._writing.add(key)
         try:
             yield
@@ -83,9 +88,11 @@ class JobCache:
             self._writing.discard(key)
 
     def answered(self, raw: Mapping[str, Any], before: Entry | None, now_s: float) -> None:
-        """Take a live answer to a request that was sent while `before` was the entry. One of a job that was dropped meanwhile is
-        not kept, not even in doubt: its reader would be given a job that is gone, and nothing would drop it again. If it is of
-        a later job of the name, the watch is about to show that."""
+        """Add a live answer to a request that was sent while `before` was the entry.
+
+        The answer about a job that was dropped meanwhile is not kept. Its reader would get a job that is gone, and nothing would
+        drop it again. If it is about a later job of that name, the watch is about to show that job.
+        """
         key, version = key_of(raw), version_of(raw)
         entry = self._entries.get(key)
         if entry is None and before is not None:
@@ -97,31 +104,31 @@ class JobCache:
         self._entries[key] = Entry(raw, version, now_s)
 
     def doubt(self, key: Key) -> None:
-        """Have the next reader ask the API server: a write was refused, or its outcome is not known."""
+        """Have the next reader ask the API server, because a write was refused or its outcome is not known."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries[key] = replace(entry, confirmed_s=None)
 
     def drop(self, key: Key, uid: str | None = None) -> None:
-        """Forget a job that is gone; with `uid` only that one, and not a later job of its name."""
+        """Forget a job that is gone. With `uid` a later job of its name is kept."""
         entry = self._entries.get(key)
         if entry is not None and uid in (None, _uid(entry.raw)):
             del self._entries[key]
             self._parsed.pop(key, None)
 
     def objects(self) -> list[Mapping[str, Any]]:
-        """Return the objects of all jobs, not to be changed."""
+        """Return the objects of all jobs. The caller must not change them."""
         return [entry.raw for entry in self._entries.values()]
 
     def snapshot(self) -> dict[Key, Entry]:
-        """Return the entries as they are: what `sweep` compares with."""
+        """Return the present entries, for a later `sweep`."""
         return dict(self._entries)
 
     def sweep(self, before: Mapping[Key, Entry], listed: Listed) -> list[Key]:
-        """Compare with a LIST that was asked for when the entries were `before`. Returns the jobs to look at.
+        """Compare the entries with a LIST that was requested when they were `before`. Return the jobs to reconcile.
 
-        What has changed since then is left alone: the LIST may be older. Otherwise, what is not listed is dropped, what
-        is listed as another object is read live, and what was not known is looked at.
+        Entries that have changed since then are left alone, since the LIST may be older. Other entries are dropped if
+        they are not listed, and read live if another object is listed. Unknown jobs in the LIST are reconciled.
         """
         found = []
         for key, entry in before.items():
@@ -140,7 +147,7 @@ def key_of(raw: Mapping[str, Any]) -> Key:
 
 
 def version_of(raw: Mapping[str, Any]) -> int:
-    """Return the resourceVersion as an integer; 0 for one that is none."""
+    """Return the resourceVersion as an integer; 0 if it is not a number."""
     text = str(raw["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 

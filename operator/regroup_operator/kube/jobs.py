@@ -1,8 +1,8 @@
 """Jobs in the cluster: a cache that the watch and our own writes fill, and a status write that only the newest reader wins.
 
-`CachedJobStore` implements model.ports.JobStore over `JobApi`. How often a status may be written is the controller's business.
-One verdict is given here: before its start a job whose fields the API server has taken by another schema than the operator's cannot
-be handed on as a Job, so its reader writes the condition Accepted=False and the event.
+`CachedJobStore` implements model.ports.JobStore over `JobApi`. The controller decides how often a status is written.
+One verdict is given here. The API server may have accepted a job's fields by another schema than the operator's. Such a
+job cannot be handed on as a Job before its start, so its reader writes the condition Accepted=False and the event.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ JOBS = Resource(GROUP, VERSION, PLURAL)
 
 
 class JobApi(Protocol):
-    """Three requests. Each may raise UnavailableError."""
+    """The requests of the store. Each may raise UnavailableError."""
 
     async def get(self, key: Key) -> Mapping[str, Any] | None:
-        """Return the object as it is now; None: it is gone."""
+        """Return the object as it is now, or None if it is gone."""
         ...
 
     async def put_status(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ class ClusterJobApi:
         await self._client.delete(JOBS, job.namespace, job.name, uid=job.uid, resource_version=job.resource_version)
 
     async def list_metadata(self, namespace: str | None) -> Listed:
-        """Return UID and version of every job of a namespace; None: of all."""
+        """Return UID and version of every job of a namespace, or of all with None."""
         found: dict[Key, tuple[str, int]] = {}
         token = ""
         while True:
@@ -95,16 +95,16 @@ class ClusterJobApi:
 
 
 def slim(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object without metadata.managedFields, which nobody reads and which is most of it."""
+    """Return the object without metadata.managedFields, which is most of it and which nothing reads."""
     metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
     return {**raw, "metadata": metadata}
 
 
 class CachedJobStore:
-    """Reads jobs from the cache, and from the API server where the cache may not be trusted; writes through it.
+    """Reads jobs from the cache, and from the API server if the cache is in doubt; writes through the cache.
 
-    That a plan may be made from an older status is part of rule PERSIST: the write is refused then. Live reads come first
-    at a term's first plan, after a refused write, and after one without an answer.
+    A plan may be made from an older status: its write is then refused, which is part of rule PERSIST. The cache is in
+    doubt at a term's first plan, after a refused write, and after a write without an answer.
     """
 
     def __init__(
@@ -117,17 +117,20 @@ class CachedJobStore:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`look(key)` is called after a write, but not after one of progress only: the plan that follows from what is stored now is
-        made without the watch."""
+        """Read and write jobs by `api` and `cache`.
+
+        `look(key)` is called after a write, so that the job is planned again without waiting for the watch. It is not
+        called after a write of progress only.
+        """
         self._api, self._cache, self._look, self._recorder = api, cache, look, recorder
         self._clock, self._wall_clock = clock, wall_clock
 
     async def get(self, key: Key) -> Job | None:
         """Return the job as last known, or None if it is gone, or another controller's.
 
-        Raises SpecError for one that cannot be read (`parse_stored`; its status says so by then), StatusError, UnavailableError.
-        Raises ConflictError or NotFoundError if such a job has changed before its status says so: it has to be read again, after a
-        back-off, since what the watch has shown of that during the write was no news.
+        Raises SpecError for a job that cannot be read (`parse_stored`), after its status says so. Raises StatusError,
+        UnavailableError. Raises ConflictError or NotFoundError if such a job has changed before that write. It has to
+        be read again, after a back-off, since a change that the watch showed during the write was no news.
         """
         entry = self._cache.get(key)
         if entry is None or entry.confirmed_s is None:
@@ -143,7 +146,7 @@ class CachedJobStore:
             raise
 
     async def confirm(self, job: Job, within_s: float) -> None:
-        """Return if the API server has said within the last `within_s` that the job is there, else ask it.
+        """Return if the API server has confirmed within the last `within_s` that the job exists, else ask it.
 
         Raises ConflictError if the job has changed since it was read, or is gone.
         """
@@ -154,9 +157,9 @@ class CachedJobStore:
             raise ConflictError(f"{job.namespace}/{job.name} has changed since it was planned for.")
 
     async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:
-        """Make `status` the job's whole status and return the job as stored. Keys that are not in `status` are gone.
+        """Make `status` the job's whole status and return the job as stored. Keys that are not in `status` are removed.
 
-        Raises ConflictError when the job has changed since it was read, NotFoundError when it is gone.
+        Raises ConflictError if the job has changed since it was read, NotFoundError if it is gone.
         """
         stored = await self._write(job.raw, status, follows=not progress_only)
         entry = self._cache.get(job.key)
@@ -191,7 +194,7 @@ class CachedJobStore:
     async def _write(
         self, raw: Mapping[str, Any], status: Mapping[str, Any], *, follows: bool = True
     ) -> Mapping[str, Any]:
-        """Return the object as stored. `follows`: a plan follows from it."""
+        """Write the status and return the object as stored. With `follows` the job is planned again afterwards."""
         key = key_of(raw)
         before = self._cache.get(key)
         try:

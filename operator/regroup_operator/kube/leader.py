@@ -14,9 +14,9 @@ RETRY_S = 2.0
 
 
 async def claim(client: Client, namespace: str, pod_name: str) -> None:
-    """Label this pod as the leader and take the label from all others; return when both are done.
+    """Label this pod as the leader and take the label from all others. Return when both are done.
 
-    Called by the leader only, at the start of its term. Retries for ever: without the label no agent finds the leader.
+    The leader calls it at the start of its term. It retries for ever: without the label no agent finds the leader.
     """
     while True:
         try:
@@ -32,7 +32,7 @@ async def claim(client: Client, namespace: str, pod_name: str) -> None:
 
 
 async def give_up(client: Client, namespace: str, pod_name: str, timeout_s: float = 2.0) -> None:
-    """Take the label from this pod; a failure is logged only, as the next leader does it too."""
+    """Take the label from this pod. A failure is only logged, since the next leader takes it, too."""
     try:
         await client.patch(PODS, namespace, pod_name, _label(None), timeout_s=timeout_s)
     except ApiError as error:

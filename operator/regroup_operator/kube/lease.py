@@ -1,11 +1,12 @@
-"""Who leads: a coordination.k8s.io Lease, held by at most one operator at any moment.
+"""Leader election by a coordination.k8s.io Lease, which at most one operator holds at any moment.
 
-Safety rests on two clocks that never meet: a follower takes the lease only after it has seen the same record, unchanged,
-for the whole lease duration on its own clock; the leader counts its renew deadline, which is shorter, from *before* the
-request that last succeeded, and ends its process when it passes. A thread watches that deadline, so that a process that
-was stopped and continued ends before it does anything else. Any failure to renew, whatever it is, is "not renewed".
-`decide` is pure; `Elector` does the I/O, in an event loop that nothing else keeps busy (lease_thread.py). What makes a
-late write harmless nevertheless is the compare-and-swap of every status (jobs.py).
+Safety rests on two clocks that are never compared. A follower takes the lease only after it has seen the same record,
+unchanged, for the whole lease duration on its own clock. The leader has a shorter renew deadline, counted from *before*
+the request that last succeeded, and ends its process when it passes. A thread watches the deadline, so that a process
+that was stopped and continued ends before it does anything else. Any failure to renew counts as "not renewed".
+
+`decide` is pure. `Elector` does the I/O, in an event loop that nothing else keeps busy (lease_thread.py). A write that
+is late nevertheless is harmless, because every status is written by compare-and-swap (jobs.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class LeaseTimes:
     renew_deadline_s: float = 10.0
     """A leader that has not renewed for this long ends its process."""
     retry_s: float = 2.0
-    """Between two attempts to renew, or to look."""
+    """Time between two attempts to renew, or to look."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,20 @@ class ObservedLease:
     """A lease as a candidate sees it."""
 
     holder: str
-    """Identity of the holder; empty when it was released."""
+    """Identity of the holder; empty if the lease was released."""
     resource_version: str
     duration_s: float
-    """What the holder promised: how long without a renewal until others may take it."""
+    """Time without a renewal after which others may take the lease, as the holder has written it."""
     unchanged_since_s: float
-    """When this resourceVersion was first seen, on the observer's own clock."""
+    """Time at which this resourceVersion was first seen, on the observer's own clock."""
 
 
 Step = Literal["create", "renew", "take", "wait"]
 
 
 def decide(sight: ObservedLease | None, identity: str, now_s: float) -> Step:
-    """Return what a candidate does next. `sight` None: there is no lease. `now_s` is on the clock of unchanged_since_s."""
+    """Return the next step of a candidate. `sight` None means that there is no lease. `now_s` is on the clock of
+    unchanged_since_s."""
     if sight is None:
         return "create"
     if sight.holder == identity:
@@ -69,7 +71,7 @@ def decide(sight: ObservedLease | None, identity: str, now_s: float) -> Step:
 def look(
     lease: Mapping[str, Any], before: ObservedLease | None, now_s: float, default_duration_s: float
 ) -> ObservedLease:
-    """Return what is seen in `lease`; the time of an unchanged resourceVersion is kept from `before`."""
+    """Return the observation of `lease`. An unchanged resourceVersion keeps the time of `before`."""
     spec = lease.get("spec") or {}
     version = lease["metadata"]["resourceVersion"]
     unchanged = before is not None and before.resource_version == version
@@ -82,23 +84,23 @@ def look(
 
 
 def boot_clock() -> float:
-    """Return seconds that go on while the machine sleeps, where the system has such a clock."""
+    """Return seconds that go on while the machine sleeps, if the system has such a clock."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 def die(why: str) -> None:
-    """End the process without any further code of it: whatever it was doing, it no longer may."""
-    if select.select((), (2,), (), 0)[1]:  # else nobody reads the log, and to write would block for ever
+    """End the process at once. None of its other code runs, since it may not act any more."""
+    if select.select((), (2,), (), 0)[1]:  # else the log has no reader, and a write would block for ever
         os.write(2, f"{why} Ending this process.\n".encode())
     os._exit(1)
 
 
 class Elector:
-    """`await acquire()` until this process leads, run `hold()` from then on, `release()` when done.
+    """Elects a leader: `await acquire()` until this process leads, run `hold()` from then on, `release()` at the end.
 
-    All in one event loop; `leading` and `holder` may be read in any thread.
+    All of them run in one event loop; `leading` and `holder` may be read in any thread.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Elector:
         clock: Callable[[], float] = boot_clock,
         die: Callable[[str], None] = die,
     ) -> None:
-        """`identity` must differ between any two processes that ever run, e.g. the pod's name and a random part."""
+        """Prepare to elect. `identity` must differ between any two processes that ever run: the pod's name and a random part."""
         self.identity = identity
         self._client = client
         self._namespace = namespace
@@ -127,13 +129,13 @@ class Elector:
 
     @property
     def leading(self) -> bool:
-        """Whether this process holds the lease and its renew deadline has not passed."""
+        """True while this process holds the lease and its renew deadline has not passed."""
         renewed_s = self._renewed_s  # once: another thread may set it
         return renewed_s is not None and self._clock() < renewed_s + self._times.renew_deadline_s
 
     @property
     def holder(self) -> str:
-        """Identity of the leader as last seen; empty when unknown or none."""
+        """Identity of the leader as last seen; empty if unknown or none."""
         sight = self._sight
         return self.identity if self.leading else (sight.holder if sight else "")
 
@@ -166,10 +168,10 @@ class Elector:
                 log.warning("The lease was not renewed: %s", error)
 
     async def release(self, timeout_s: float = 3.0) -> None:
-        """Give the lease away at once, if it is ours. Call it after everything that needs leadership has ended.
+        """Give the lease away at once, if this process holds it. Called after everything that needs leadership has ended.
 
-        `hold` may have been cancelled in the middle of a renewal that took effect: then what was last seen of the lease is
-        too old to write on, and it is read and written once more. All of it takes at most `timeout_s` seconds.
+        `hold` may have been cancelled in the middle of a renewal that took effect. Then the known resourceVersion is
+        too old to write on, so the lease is read and written once more. All of it takes at most `timeout_s` seconds.
         """
         self._over.set()
         if not self.leading:
@@ -197,7 +199,8 @@ class Elector:
                 return
 
     async def _attempt(self, left_s: float) -> bool:
-        """Look and act once within `left_s` seconds; return whether the lease is ours now. Raises ApiError: unknown."""
+        """Read and write once within `left_s` seconds. Return whether this process holds the lease now. After ApiError
+        it is unknown."""
         started_s = self._clock()
         if self._sight is None or self._sight.holder != self.identity:
             await self._read(left_s)

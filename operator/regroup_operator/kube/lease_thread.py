@@ -1,8 +1,10 @@
-"""The lease in a thread with an event loop and API client of its own: the renewal does not wait for the main loop's turns.
+"""The lease in a thread with an event loop and API client of its own, so that renewals do not wait for the main loop.
 
 When thousands of agents connect at once, one turn of the main loop takes seconds, and a renewal needs several turns.
-A main loop that hangs must not lead for ever, though: the thread asks it every second for a sign of life, and ends the
-process when there was none for `SILENCE_S`. Why: docs/design/adr/0061-lease-in-a-thread.md. The lease itself: lease.py.
+But a main loop that hangs must not lead for ever. So the thread asks it every second for a sign of life, and ends the
+process when there was none for `SILENCE_S` (docs/design/adr/0061-lease-in-a-thread.md).
+
+The lease itself is in lease.py.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from regroup_operator.kube.lease import Elector, LeaseTimes, die
 log = logging.getLogger(__name__)
 
 SILENCE_S = 60.0
-"""A main loop that has not begun a turn for so long hangs. In the longest storm that was seen (1,000 agents on two cores, at a load
-of 20) the several turns of one renewal took more than 10 s together."""
+"""Silence after which the main loop counts as hanging. In the longest observed storm the turns of one renewal took more than
+10 s together. (It had 1,000 agents on two cores, at a load of 20.)"""
 PROBE_S = 1.0
-"""Between two signs of life of the main loop."""
+"""Time between two questions for a sign of life."""
 RELEASE_S = 5.0
-"""For so long `release` waits for the thread to give the lease away; more than `Elector.release` takes."""
+"""Longest wait of `release` until the thread has given the lease away. It is more than `Elector.release` takes."""
 JOIN_S = 1.0
 
 
 class LeaseThread:
-    """`await acquire()` until this process leads, run `hold()` from then on, `release()` when done: all in the main loop.
+    """An Elector for the main loop: `await acquire()` until this process leads, run `hold()` from then on, `release()` at the end.
 
     `leading` and `holder` may be read in any thread.
     """
@@ -47,7 +49,10 @@ class LeaseThread:
         silence_s: float = SILENCE_S,
         die: Callable[[str], None] = die,
     ) -> None:
-        """`connect` is awaited in the thread's loop: its client is used and closed there. `identity`: see Elector."""
+        """Prepare to elect. `connect` is awaited in the thread's loop, and its client is used and closed there.
+
+        `identity` must differ between any two processes that ever run.
+        """
         self._connect = connect
         self._lease = (namespace, name, identity, times)
         self._silence_s, self._probe_s = silence_s, min(PROBE_S, silence_s / 4)
@@ -74,7 +79,7 @@ class LeaseThread:
         return elector.holder if elector is not None else ""
 
     async def acquire(self) -> None:
-        """Return once this process leads; from then on the thread renews. Call it once. Raises what `connect` raises."""
+        """Return once this process leads. From then on the thread renews. Called once. Raises the errors of `connect`."""
         assert self._thread is None
         acquired: Future[None] = Future()
         self._loop = asyncio.new_event_loop()
@@ -92,13 +97,19 @@ class LeaseThread:
             await self._lead
 
     async def hold(self) -> None:
-        """Return or raise when the thread has stopped to renew; see Elector. Cancelled, the thread stops to renew, and unless
-        `release` follows, the process ends at the renew deadline."""
+        """Wait until the thread renews no more. Raises its error.
+
+        If `hold` is cancelled the thread stops to renew. Unless `release` follows, the process ends at the renew
+        deadline.
+        """
         assert self._lead is not None
         await self._lead
 
     async def release(self, timeout_s: float = RELEASE_S) -> None:
-        """Give the lease away if it is ours, and end the thread: within `timeout_s`, and a second for the thread. See Elector."""
+        """Give the lease away if this process holds it, and end the thread.
+
+        It takes at most `timeout_s`, and a second for the thread.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -118,7 +129,7 @@ class LeaseThread:
         await self._stop.wait()
 
     async def _acquire_and_hold(self, main: asyncio.AbstractEventLoop, thread: int, acquired: Future[None]) -> None:
-        """Renewal follows acquisition without a turn of the main loop between them."""
+        """Acquire and renew. Renewal follows acquisition without a turn of the main loop between them."""
         self._leading = asyncio.current_task()
         watch = asyncio.create_task(self._watch(main, thread))
         try:
@@ -164,6 +175,6 @@ class LeaseThread:
 
 
 def _where(thread: int) -> str:
-    """Return " (at FILE:LINE, in FUNCTION)" for the code that `thread` runs, empty if it is gone."""
+    """Return " (at FILE:LINE, in FUNCTION)" for the code that `thread` runs, or "" if the thread is gone."""
     frame = sys._current_frames().get(thread)
     return f" (at {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name})" if frame else ""

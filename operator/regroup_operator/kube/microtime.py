@@ -1,9 +1,9 @@
-"""The wall clock as Kubernetes' MicroTime: people read it, no decision does."""
+"""The wall clock as Kubernetes' MicroTime. It is for people; no decision reads it."""
 
 import time
 from datetime import UTC, datetime
 
 
 def micro_time() -> str:
-    """Return now, RFC 3339 UTC in microseconds."""
+    """Return the present time, RFC 3339 UTC in microseconds."""
     return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,7 +1,7 @@
 """Worker pods and nodes as the operator remembers them: slim records, found by name and by job.
 
-`slim_pod` and `slim_node` are pure. `PodStore` joins the two informers (a pod's `node_ready` follows its node) and tells
-who listens which job changed. It never asks the API.
+`slim_pod` and `slim_node` are pure. `PodStore` joins the two informers (a pod's `node_ready` follows its node) and
+reports the jobs whose pods changed. A query never asks the API server.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from regroup_operator.model.records import Key, Pod
 log = logging.getLogger(__name__)
 
 MESSAGE_LENGTH = 500
-"""So much is kept of what the kubelet says of a pod that has failed."""
+"""Longest text that is kept of the kubelet's message about a pod that has failed."""
 RETRY_S = 2.0
 FORBIDDEN_S = 60.0
-"""Until it is asked again whether nodes may be read."""
+"""Time until the operator asks again whether it may read nodes."""
 _NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 @dataclass(frozen=True)
 class Taint:
-    """A taint of a node, or a toleration that names its key: an empty effect tolerates each, `value` None any value."""
+    """A taint of a node, or a toleration with a key. An empty effect tolerates every effect, and `value` None every value."""
 
     key: str
     value: str | None
     effect: str
 
     def tolerates(self, taint: Taint) -> bool:
-        """Return whether this toleration, if it is one, is for a taint."""
+        """Return whether this toleration tolerates a taint."""
         return self.key == taint.key and self.value in (None, taint.value) and self.effect in ("", taint.effect)
 
 
@@ -57,16 +57,15 @@ class Node:
     ready: bool
     boot_id: str = ""
     unready_since_s: float | None = None
-    """When it was first seen not to be ready, monotonic."""
+    """Time at which the node was first seen not to be ready, monotonic."""
     starts: bool = False
-    """Its kubelet itself says that it is not ready. Of a silent kubelet the control plane says Unknown."""
+    """True if its kubelet itself reports that it is not ready. For a silent kubelet the control plane writes Unknown."""
     taints: tuple[Taint, ...] = ()
-    """Those that announce its end."""
+    """Taints that announce the end of the node."""
 
 
 def slim_node(item: Mapping[str, Any], previous: Node | None, now_s: float, drain: Collection[str] = ()) -> Node:
-    """Return the node's name, its boot ID, what its condition Ready says, and those of its taints whose keys are in `drain`.
-    `now_s` is the monotonic clock."""
+    """Return the node's name, boot ID, condition Ready, and its taints with keys in `drain`. `now_s` is the monotonic clock."""
     status = item.get("status") or {}
     said = next((c["status"] for c in status.get("conditions") or () if c["type"] == "Ready"), "Unknown")
     ready = said == "True"
@@ -95,15 +94,15 @@ def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class Place:
-    """What a pod's record of its node does not say: why its node's taints may not concern it. Kept beside the record."""
+    """The reasons why the taints of a pod's node may not concern the pod. It is kept beside the pod's record."""
 
     node: str
     tolerations: tuple[Taint, ...]
     before: frozenset[str] = frozenset()
-    """Keys of taints that its node had before the pod: it was placed there all the same, and so would be the next one."""
+    """Keys of taints that its node had before the pod. The pod was placed there all the same, and so would be the next one."""
 
     def concerned(self, taints: Sequence[Taint]) -> str:
-        """Return the key of the first of these taints that asks the pod to leave; empty: none does."""
+        """Return the key of the first of these taints that asks the pod to leave, or ""."""
         keys = (
             t.key for t in taints if t.key not in self.before and not any(own.tolerates(t) for own in self.tolerations)
         )
@@ -111,8 +110,11 @@ class Place:
 
 
 def tolerations_of(item: Mapping[str, Any], drain: Collection[str]) -> tuple[Taint, ...]:
-    """Return the pod's tolerations that name one of the keys in `drain`. One without a key tolerates everything; GPU pods often
-    have it to be placed at all, and it says nothing of staying."""
+    """Return the pod's tolerations of keys in `drain`.
+
+    A toleration without a key tolerates everything. It is left out: GPU pods often have it to be placed at all, not to
+    stay.
+    """
     given = (item.get("spec") or {}).get("tolerations") or ()
     return tuple(
         Taint(t["key"], None if t.get("operator") == "Exists" else t.get("value") or "", t.get("effect") or "")
@@ -122,11 +124,11 @@ def tolerations_of(item: Mapping[str, Any], drain: Collection[str]) -> tuple[Tai
 
 
 def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod | None:
-    """Return the record of a worker's or a role's pod, or None if a job of ours does not control the pod or its name is neither.
+    """Return the record of a worker's or a role's pod. None: no job of ours controls the pod, or its name is neither.
 
-    `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps. For a role's
-    pod stands the first container that has failed (an init container before others have begun), else one that does not run, else
-    the first.
+    `now_s` is the monotonic clock. It dates the first sight of the running trainer container, which `previous` keeps. A
+    role's pod is described by one container: the first that has failed, else one that does not run, else the first. An
+    init container may describe it before others have begun.
     """
     metadata = item["metadata"]
     owner = controller_of(item)
@@ -186,7 +188,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
 
 
 def _place_of(name: str) -> tuple[str, str, int, int] | None:
-    """Return (job name, role, slot or index, attempt) of a pod's name; the role of a worker is empty."""
+    """Return (job name, role, slot or index, attempt) of a pod's name. The role of a worker is empty."""
     worker = parse_worker_pod_name(name)
     return parse_role_pod_name(name) if worker is None else (worker[0], "", worker[1], worker[2])
 
@@ -202,7 +204,7 @@ def _has_begun(container: Mapping[str, Any]) -> bool:
 
 
 def _stands(container: Mapping[str, Any]) -> int:
-    """Return the order in which a container stands for its pod: 0 if it has failed."""
+    """Return the order in which containers describe their pod: 0 for one that has failed."""
     state = container.get("state") or {}
     if "running" in state:
         return 2
@@ -218,7 +220,7 @@ def _abnormal_wait(statuses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _init_statuses(item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the statuses of the init containers that run before the others; native sidecars run beside them."""
+    """Yield the statuses of the init containers that run before the others. Native sidecars run beside them."""
     sidecars = {
         c["name"] for c in (item.get("spec") or {}).get("initContainers") or () if c.get("restartPolicy") == "Always"
     }
@@ -228,7 +230,7 @@ def _init_statuses(item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status of the init container that holds the pod up because its last end was a failure, else nothing."""
+    """Return the status of the init container that holds the pod up because it failed last, else an empty one."""
     for container in _init_statuses(item):
         if ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:
             continue
@@ -237,7 +239,7 @@ def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _init_failures(item: Mapping[str, Any], *, failed: bool) -> int:
-    """Return Pod.init_failures. One that runs again has been started again, and the failure before it is in that number."""
+    """Return Pod.init_failures. A restart counts the failure before it, so only a container that does not run adds one."""
     statuses = tuple(_init_statuses(item))
     rests = failed and not any("running" in (c.get("state") or {}) for c in statuses)
     return sum(int(c.get("restartCount", 0)) for c in statuses) + rests
@@ -249,7 +251,7 @@ def _last_end(container: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unset_since_s(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> float | None:
-    """Return Pod.unset_since_s. A kubelet that has set a pod up says PodReadyToStartContainers=True, since 1.29."""
+    """Return Pod.unset_since_s. Since 1.29 a kubelet that has set up a pod reports PodReadyToStartContainers=True."""
     said = {c["type"]: c["status"] for c in (item.get("status") or {}).get("conditions") or ()}
     if (item.get("status") or {}).get("phase", "Pending") != "Pending" or said.get(
         "PodReadyToStartContainers"
@@ -268,7 +270,7 @@ def _unschedulable(status: Mapping[str, Any]) -> str:
 
 
 def _reason_of(status: Mapping[str, Any], kind: str, said: str) -> str:
-    """Return the reason of a pod's condition where its status is `said`, else empty."""
+    """Return the reason of a pod's condition if its status is `said`, else ""."""
     for condition in status.get("conditions") or ():
         if condition["type"] == kind and condition["status"] == said:
             return str(condition.get("reason") or "")
@@ -276,19 +278,24 @@ def _reason_of(status: Mapping[str, Any], kind: str, said: str) -> str:
 
 
 def _disruption_of(status: Mapping[str, Any]) -> str:
-    """Return the reason of condition DisruptionTarget=True, which need not have one, else empty."""
+    """Return the reason of condition DisruptionTarget=True, "Unknown" if it has none, or "" without the condition."""
     found = (c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget" and c["status"] == "True")
     return next((str(c.get("reason") or "Unknown") for c in found), "")
 
 
 GONE_S = 5.0
-"""For so long the agent of a pod that has vanished from the API is still heard. One that was deleted by force has processes for two
-seconds; turned away, it would not hear that the others go on without it, and they train on with it until the kubelet ends it."""
+"""Time for which the agent of a pod that has vanished from the API is still heard.
+
+A pod that was deleted by force has processes for two seconds. If its agent were turned away, it would not hear that the
+others go on without it. They would then train on with it until the kubelet ends it.
+"""
 
 
 class Agents:
-    """The pods whose agents may call: those of a PodStore, and for a moment those that have just vanished. A PodLookup for the
-    authenticator; decisions see the pods that there are."""
+    """The pods whose agents may call: those of a PodStore, and for GONE_S those that have vanished. A PodLookup.
+
+    It is for the authenticator only. Decisions see the pods that exist.
+    """
 
     def __init__(self, pods: PodStore) -> None:
         self._pods = pods
@@ -298,7 +305,7 @@ class Agents:
 
 
 class PodStore:
-    """The pods of all jobs, of workers and of roles. Implements model.ports.PodLookup; `run()` keeps it true until cancelled."""
+    """The pods of all jobs, of workers and of roles. Implements model.ports.PodLookup; `run()` keeps it current until cancelled."""
 
     def __init__(
         self,
@@ -308,16 +315,16 @@ class PodStore:
         clock: Callable[[], float] = time.monotonic,
         drain_taints: Sequence[str] = (),
     ) -> None:
-        """`namespaces` empty: all. `drain_taints`: keys of taints that announce the end of a node."""
+        """Copy some namespaces; none means all. `drain_taints` are keys of taints that announce the end of a node."""
         self._clock = clock
         self._drain = frozenset(drain_taints)
         self._places: dict[tuple[str, str], tuple[str, Place]] = {}
-        """By name: the UID of a worker's pod that has a node, and what its node's taints mean to it."""
+        """Name of a worker's pod that has a node -> its UID, and its relation to the node's taints."""
         self._pods: dict[tuple[str, str], Pod] = {}
         self._by_job: dict[tuple[str, str], dict[str, Pod]] = {}
         self._callbacks: list[Callable[[Key], None]] = []
         self._gone: dict[tuple[str, str], tuple[Pod, float]] = {}
-        """Those that have vanished within GONE_S, and when."""
+        """Name of a pod that has vanished within GONE_S -> its record, and when."""
         self._client = client
         self.informers = [
             Informer[Pod](
@@ -337,18 +344,18 @@ class PodStore:
             tasks.create_task(self._run_nodes())
 
     async def synced(self) -> None:
-        """Return once every pod that the API has is known, and every node where nodes may be read."""
+        """Return once all pods of the API are known, and all nodes if they may be read."""
         for informer in self.informers:
             await informer.synced.wait()
         await self.nodes.synced.wait()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """Return a worker pod by name, or None. A role's pod has no agent, and may not speak as one."""
+        """Return a worker pod by name, or None. A role's pod has no agent, so its token is no agent's."""
         pod = self._pods.get((namespace, name))
         return None if pod is None or pod.role else pod
 
     def should_call(self, pod: Pod) -> bool:
-        """Return whether nothing is known that keeps the agent of a pod from calling: it runs, on a node that is ready."""
+        """Return whether the agent of a pod should be able to call: the pod runs, on a node that is ready."""
         now = self._pods.get((pod.namespace, pod.name))
         if now is None or now.uid != pod.uid or now.terminating:
             return False
@@ -365,8 +372,10 @@ class PodStore:
         return tuple(sorted((pod for pod in pods if pod.role), key=lambda pod: (pod.role, pod.slot, pod.attempt)))
 
     def made(self, item: Mapping[str, Any]) -> None:
-        """Take a pod as the API server has just created it. The watch may show it seconds later; a plan that does not know of it
-        would have it created again."""
+        """Add a pod from the API server's answer to its creation.
+
+        The watch may show it seconds later. A plan that does not know it would have it created again.
+        """
         namespace = item["metadata"]["namespace"]
         for informer in self.informers:
             if informer.namespace in (None, namespace) and informer.synced.is_set():
@@ -377,12 +386,15 @@ class PodStore:
         return frozenset(pod.uid for pod in self._pods.values() if not pod.role)
 
     def on_change(self, callback: Callable[[Key], None]) -> None:
-        """Have `callback(key of the job)` called whenever one of its pods appears, changes or vanishes."""
+        """Have `callback(key of the job)` called whenever a pod of the job appears, changes or vanishes."""
         self._callbacks.append(callback)
 
     async def _run_nodes(self) -> None:
-        """Run the nodes' informer once they may be read. The right to it may be given later, or be missing for a moment only, while
-        roles are written anew; pods that are known by then hear of their nodes as of any that appear."""
+        """Run the nodes' informer once they may be read.
+
+        The right to read them may be given later, or be missing for a moment while roles are written anew. Pods that
+        are known by then are updated with their nodes.
+        """
         while True:
             try:
                 await self._client.list(NODES, limit=1)
@@ -408,12 +420,12 @@ class PodStore:
         return self._with_node(pod)
 
     def _note_place(self, item: Mapping[str, Any], pod: Pod, previous: Pod | None) -> None:
-        """Remember what a pod tolerates, and which taints its node had when it was placed there."""
+        """Remember the tolerations of a pod, and the taints that its node had when it was placed there."""
         uid, known = self._places.get((pod.namespace, pod.name), ("", None))
         if not pod.node or (uid == pod.uid and known is not None):
             return
         node = self.nodes.items.get(("", pod.node))
-        # Of a pod that was there before this operator looked it is not known what came first.
+        # For a pod from before this operator's first look, it is not known whether the pod or the taint came first.
         was_seen = previous is not None and previous.uid == pod.uid
         before = frozenset(t.key for t in node.taints) if was_seen and node is not None else frozenset[str]()
         self._places[pod.namespace, pod.name] = pod.uid, Place(pod.node, tolerations_of(item, self._drain), before)
@@ -423,14 +435,16 @@ class PodStore:
         if node is None or place is None or uid != pod.uid:
             return ""
         still = place.before & {t.key for t in node.taints}
-        if still != place.before:  # one that went and comes again is a new notice
+        if still != place.before:  # a taint that went and comes again is a new notice
             place = replace(place, before=still)
             self._places[pod.namespace, pod.name] = uid, place
         return place.concerned(node.taints)
 
     def _with_node(self, pod: Pod) -> Pod:
-        """Set what follows from the node. One not heard of yet counts as ready until the nodes are known; a vanished one
-        does not."""
+        """Return the record with the fields of its node.
+
+        An unknown node counts as ready until the nodes are listed. A vanished node does not.
+        """
         node = self.nodes.items.get(("", pod.node))
         ready = node.ready if node is not None else not pod.node or not self.nodes.num_lists
         boot_id = node.boot_id if node is not None else pod.boot_id
@@ -446,7 +460,7 @@ class PodStore:
         )
 
     def _unready_since_s(self, node: Node | None, pod: Pod, ready: bool) -> float | None:
-        """Return since when a pod's node is not ready. One that has vanished is dated by this pod's own record."""
+        """Return the time since which a pod's node is not ready. If the node has vanished, it is that of the pod's own record."""
         if ready:
             return None
         known_s = node.unready_since_s if node is not None else pod.node_unready_since_s
@@ -470,7 +484,7 @@ class PodStore:
                 callback(pod)
 
     def gone(self, namespace: str, name: str) -> Pod | None:
-        """Return the pod that had this name if it has vanished from the API a moment ago."""
+        """Return the pod that had this name, if it has vanished from the API within GONE_S."""
         pod, at_s = self._gone.get((namespace, name), (None, 0.0))
         return pod if self._clock() <= at_s + GONE_S else None
 

@@ -1,7 +1,7 @@
-"""Hear that a job's Service or ConfigMap is gone: without them pods that start find no names, or wait for a volume in silence.
+"""Watches the Services and ConfigMaps of jobs, and reports those that are gone.
 
-Two watches for all jobs, slim; nothing is asked for by job. An operator without the right to watch them (of an earlier chart) looks
-at them every few minutes all the same (ClusterWorkers.prepare).
+Without them pods that start find no names, or wait for a volume in silence. Two slim watches serve all jobs. An
+operator whose chart gives no right to watch them looks at them every few minutes all the same (ClusterWorkers.prepare).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from regroup_operator.model.records import Key
 
 
 class Owned(NamedTuple):
-    """What is kept of an object: whose it is."""
+    """The job that an object belongs to."""
 
     key: Key
     job_uid: str
 
 
 def owned(item: Mapping[str, Any], _: Owned | None = None) -> Owned | None:
-    """Return whose the object is, None: no job's."""
+    """Return the job that an object belongs to, or None."""
     owner = controller_of(item)
     return None if owner is None else Owned((item["metadata"]["namespace"], owner["name"]), owner["uid"])
 
@@ -34,8 +34,11 @@ class PreparedObjects:
     """The Services and ConfigMaps of all jobs."""
 
     def __init__(self, client: Client, namespaces: Sequence[str], on_lost: Callable[[Key, str], None]) -> None:
-        """`namespaces` empty: all. `on_lost(key of the job, its UID)`: an object of it has vanished, or is its no more; of a job
-        that was deleted, too."""
+        """Watch some namespaces; none means all.
+
+        `on_lost(key, UID of the job)` is called when an object of the job has vanished, or does not belong to it any
+        more. It is also called for a job that was deleted.
+        """
 
         def changed(old: Owned | None, new: Owned | None) -> None:
             if old is not None and new != old:

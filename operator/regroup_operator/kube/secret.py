@@ -1,4 +1,4 @@
-"""Key material in a Secret of the operator's own namespace: made once, whoever comes first, and read by all others."""
+"""Key material in a Secret of the operator's own namespace. The first replica makes it, and all others read it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from regroup_operator.kube.client import SECRETS, ApiConflict, Client
 async def load_or_create(
     client: Client, namespace: str, name: str, make: Callable[[], Mapping[str, bytes]]
 ) -> dict[str, bytes]:
-    """Return the Secret's data; if there is none, store what `make()` returns, unless somebody else was first.
+    """Return the Secret's data. If there is none, store the result of `make()`, unless another replica was first.
 
-    Raises ApiError when the Secret may not be read or created.
+    Raises ApiError if the Secret may not be read or created.
     """
     try:
         found = await client.get(SECRETS, namespace, name)
