@@ -65,7 +65,7 @@ def rank_main(rank: int, world_size: int, listener: socket.socket, rounds: int, 
     ]
     if rank == 0:
         os.write(answer, json.dumps(results).encode())
-    library(groups, torch.zeros(1))  # nobody ends before the others have all
+    library(groups, torch.zeros(1))  # no rank ends before the others have all
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:

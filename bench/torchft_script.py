@@ -56,7 +56,7 @@ x, y = digits_like()
 share = GLOBAL_BATCH // groups
 
 while manager.current_step() < STEPS:
-    optimizer.zero_grad()  # asks the lighthouse who takes part; the answer may come while the step works
+    optimizer.zero_grad()  # asks the lighthouse for a quorum, whose answer may come during the step
     work.step()
     work.samples(share)
     begin = manager.current_step() * GLOBAL_BATCH + group * share

@@ -40,9 +40,11 @@ class Kind:
     cluster: bool = True
     local: bool = True
     imports: bool = False
-    """A worker imports torch again after the fault. Until then the agent cannot fork a process that dies."""
+    """A worker imports torch again after the fault. Until then the agent cannot fork a successor of a process
+    that dies."""
     leaderless: bool = False
-    """The operator may decide nothing for a time after the fault, even if training goes on. A later fault has to wait for that."""
+    """The operator may decide nothing for a time after the fault, even if training goes on. The recovery from a
+    later fault has to wait for that."""
 
     def limit_s(self, *, replaced: bool, script: bool, lasts_s: float) -> float:
         """Return the seconds within which the job must commit after this fault.

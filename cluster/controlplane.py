@@ -70,7 +70,7 @@ def running() -> dict[str, bool]:
 
 def _ensure_bridge() -> None:
     bridge = addresses.BRIDGE
-    # Not by /sys/class/net, which inside a network namespace may show another one's links.
+    # Inside a network namespace /sys/class/net may show the links of another one.
     if subprocess.run(["ip", "link", "show", bridge], capture_output=True).returncode != 0:
         # An address of its own. Else a bridge takes the lowest address of its ports, and changes it when a node comes or goes.
         # Hosts with the old address in their ARP cache then do not reach the API server for a minute.
@@ -82,7 +82,7 @@ def _ensure_bridge() -> None:
 
 
 def _forward_rule(action: str) -> None:
-    # Where a container engine filters bridged frames and drops forwarding by default, nodes could not reach each other.
+    # A container engine may filter bridged frames and drop forwarding by default. Nodes then could not reach each other.
     filtered = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if filtered.exists() and filtered.read_text().strip() == "1":
         rule = ["FORWARD", "-i", addresses.BRIDGE, "-o", addresses.BRIDGE, "-j", "ACCEPT"]

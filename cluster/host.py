@@ -116,7 +116,7 @@ def ensure_packages(wanted: Mapping[str, str]) -> None:
 
 
 def _check_overlay(cache: Path) -> None:
-    """Raise ClusterError if overlays cannot be mounted on the cache directory, as on another overlay. Containers need them."""
+    """Raise ClusterError if the cache directory cannot carry overlays, as when it is on one. Containers' files are overlays."""
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         directories = {name: Path(scratch) / name for name in ("lower", "upper", "work", "merged")}
         for directory in directories.values():

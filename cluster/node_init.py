@@ -126,7 +126,7 @@ def _supervise(config: NodeConfig) -> None:
 
 
 def _spawn(config: NodeConfig, name: str, command: list[str]) -> int:
-    # Not subprocess.Popen: process 1 itself waits for all children, whoever's they were.
+    # subprocess.Popen would wait for its child. Process 1 itself reaps all processes of the node.
     log = os.open(f"{config.directory}/log/{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]

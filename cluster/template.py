@@ -59,7 +59,7 @@ def copy_to(target: Path) -> None:
 def _running() -> Iterator[containerd.Client]:
     """Run a containerd on the template, without its Kubernetes side, until the `with` block ends."""
     root().mkdir(parents=True, exist_ok=True)
-    # Not below the cache directory: a socket's path may have 107 characters.
+    # The cache directory may be too deep: a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="regroup-", dir="/run") as run, open(f"{run}/log", "wb") as log:
         client = containerd.Client(["ctr", "--address", f"{run}/s"])
         command = ["containerd", "--config", str(paths.SOURCES / "conf" / "template.toml")]

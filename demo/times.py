@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 BUSY = 4.0
-"""Runnable processes for each core up to which the bounds stay as they are. A machine may be that busy without any excuse."""
+"""Runnable processes for each core up to which the bounds stay as they are. On a machine that is no busier, a
+late step has no excuse."""
 FIRST_RUN_S, LATER_RUN_S = 900, 180
 """Expected seconds of a run on two cores, without downloads: one that builds, and one with everything cached."""
 

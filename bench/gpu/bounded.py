@@ -60,7 +60,7 @@ def run_bounded(
             selector.register(process.stdout, selectors.EVENT_READ)
             rest = b""
             while (left_s := began_s + bound_s - time.monotonic()) > 0:
-                # Not until the pipe ends: a process that a part left behind may hold it open.
+                # The pipe's end is no sign: a process that a part left behind may hold it open.
                 code = process.poll()
                 if selector.select(min(left_s, 0.0 if code is not None else _LOOK_S)):
                     new = process.stdout.read()

@@ -82,7 +82,7 @@ class FileStore:
         job: Job,
         status: dict[str, Any],
         *,
-        progress_only: bool = False,  # noqa: ARG002 (whoever follows the file sees each change)
+        progress_only: bool = False,  # noqa: ARG002 (a reader of the file sees each change)
     ) -> Job:
         with self._locked():
             raw = self.read()

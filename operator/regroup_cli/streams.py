@@ -25,7 +25,7 @@ def guarded(name: str, command: Callable[[], int]) -> int:
         try:
             return command()
         finally:
-            sys.stdout.flush()  # what the interpreter's own flush at exit raises nobody can catch
+            sys.stdout.flush()  # an error of the interpreter's own flush at exit cannot be caught
     except BrokenPipeError:
         _drop_unwritten()
         return CLOSED

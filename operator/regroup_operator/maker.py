@@ -112,7 +112,7 @@ class Maker:
         self._spec_generation = 0
 
     async def prepare(self, job: Job, *, goes_on: bool) -> tuple[EventNote | None, float | None]:
-        """Have the objects made that a job has once. Return the obstacle to its start, and when to look again (monotonic).
+        """Have the job's Service and ConfigMap made. Return the obstacle to its start, and when to look again (monotonic).
 
         A job that `goes_on`, because it has workers, has no obstacle: an event tells the user. For another job an error
         without a verdict is raised a few times before it becomes an obstacle.

@@ -116,7 +116,8 @@ class Schedule:
             self._lanes.setdefault(key[0], deque()).append(key)
 
     def fail(self, key: Key, now_s: float, jitter: float = 1.0, *, least_s: float = 0.0) -> float:
-        """Add `key` again after its back-off, and return the seconds. They double with each failure in a row, from `least_s` up.
+        """Add `key` again after its back-off, and return the seconds. They double with each failure in a row, up to
+        BACKOFF_MAX_S, and are at least `least_s`.
 
         The key is not taken earlier, also if it is added: a job whose status is refused has events several times a
         second.

@@ -179,7 +179,7 @@ def _together(
             what = f"checkpoint of shard: 2, continued with {name}"
             say(compared(context, what, case, wholes, split[name], range(STEPS + 1, MORE + 1)))
         if writer is not None:
-            with contextlib.suppress(BenchError):  # who reads its checkpoint says so
+            with contextlib.suppress(BenchError):  # the readers of its checkpoint say so
                 writer.finished()
 
 

@@ -178,7 +178,7 @@ class ClusterAuthenticator:
             self._reviews[digest] = review
             review.add_done_callback(lambda _: self._reviews.pop(digest, None))
         try:
-            return await asyncio.shield(review)  # an agent that hangs up ends nobody else's review
+            return await asyncio.shield(review)  # an agent that hangs up does not end a shared review
         finally:
             self._places.pop(pod_uid, None)
 

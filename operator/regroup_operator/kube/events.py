@@ -196,7 +196,7 @@ class EventRecorder:
                 await self._client.create(EVENTS, series.namespace, body)
                 series.posted = True
             except ApiConflict:
-                # An earlier attempt was stored although its answer was lost; nobody else makes events of this name.
+                # An earlier attempt was stored although its answer was lost; no other process makes events of this name.
                 series.posted = True
                 await self._client.patch(EVENTS, series.namespace, series.name, repeated)
         except ApiError as error:

@@ -59,7 +59,7 @@ class LeaseThread:
         self._die = die
         self._thread: threading.Thread | None = None
         self._lead: asyncio.Future[None] | None = None
-        # Of the thread's loop; other threads only read `_elector`.
+        # These belong to the thread's loop. Other threads only read `_elector`.
         self._loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
         self._client: Client | None = None
@@ -99,7 +99,7 @@ class LeaseThread:
     async def hold(self) -> None:
         """Wait until the thread renews no more. Raises its error.
 
-        If `hold` is cancelled the thread stops to renew. Unless `release` follows, the process ends at the renew
+        If `hold` is cancelled, the thread stops renewing. Unless `release` follows, the process ends at the renew
         deadline.
         """
         assert self._lead is not None
