@@ -10,15 +10,21 @@ of faults:
 harness/voice-baseline.json has the number of faults of each kind that a file may have. The check fails if a file has more. If a
 file has fewer, the check names the command that lowers the baseline: `python -m harness.voice --write`. That command never raises
 a number.
+
+A count cannot tell whether a docstring is understood. `python -m harness.voice --draw 40 --seed 7` prints docstrings drawn at
+random, without their code. A reader says in other words what each means, and compares that with the code.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import json
+import random
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +49,7 @@ END = re.compile(r"""(?<=[.!?])["')\]]*\s+(?=[A-Z0-9`"'(\[])""")
 class Docstring:
     line: int  # of its first line
     text: str
+    name: str  # in its module, such as Pod.delete; empty for the module's own
 
 
 @dataclass(frozen=True)
@@ -58,21 +65,28 @@ Baseline = Mapping[str, Mapping[str, int]]  # file -> kind -> number of faults
 
 def docstrings(source: str) -> Iterator[Docstring]:
     """Yield the docstrings of a module, its classes, functions and attributes, in the order of their lines."""
-    yield from _docstrings_of(ast.parse(source), takes_first=True)
+    yield from _docstrings_of(ast.parse(source), (), takes_first=True)
 
 
-def _docstrings_of(block: ast.AST, takes_first: bool) -> Iterator[Docstring]:
+def _docstrings_of(block: ast.AST, scope: tuple[str, ...], *, takes_first: bool) -> Iterator[Docstring]:
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         before: ast.AST | None = None
         for statement in getattr(block, field, ()):
             opens = before is None and takes_first and field == "body"
             if isinstance(statement, ast.Expr) and (opens or isinstance(before, ast.Assign | ast.AnnAssign)):
                 if isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
-                    yield Docstring(statement.lineno, statement.value.value)
+                    name = ".".join((*scope, *([] if opens else [_target(before)])))
+                    yield Docstring(statement.lineno, statement.value.value, name)
+            elif isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from _docstrings_of(statement, (*scope, statement.name), takes_first=True)
             elif hasattr(statement, "body"):
-                is_scope = isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                yield from _docstrings_of(statement, takes_first=is_scope)
+                yield from _docstrings_of(statement, scope, takes_first=False)
             before = statement
+
+
+def _target(assignment: ast.AST | None) -> str:
+    targets = [assignment.target] if isinstance(assignment, ast.AnnAssign) else getattr(assignment, "targets", [])
+    return ", ".join(ast.unparse(target) for target in targets)
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -150,14 +164,32 @@ def lowered(found: Faults, baseline: Baseline) -> dict[str, dict[str, int]]:
     return {file: kinds for file, kinds in kept.items() if kinds}
 
 
+def drawn(sources: Mapping[str, str], number: int, seed: int) -> list[str]:
+    """Return `number` docstrings of these files, each under its full name. The same seed draws the same ones."""
+    every = [
+        f"{'.'.join(filter(None, (file.removesuffix('.py').removesuffix('/__init__').replace('/', '.'), one.name)))}\n"
+        + textwrap.indent(inspect.cleandoc(one.text), "    ")
+        for file, source in sources.items()
+        for one in docstrings(source)
+    ]
+    return random.Random(seed).sample(every, min(number, len(every)))
+
+
 def main(arguments: list[str]) -> int:
-    if arguments not in ([], ["--write"]):
-        print("usage: python -m harness.voice [--write]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m harness.voice", description="Count docstrings to be rewritten.")
+    parser.add_argument("--write", action="store_true", help="lower the baseline to the present numbers")
+    parser.add_argument("--draw", type=int, metavar="N", help="print N docstrings drawn at random, without their code")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="other docstrings for --draw (default 0)")
+    options = parser.parse_args(arguments)
     files = sorted(path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py"))
-    found = {path.relative_to(REPOSITORY).as_posix(): faults(path.read_text()) for path in files}
+    sources = {path.relative_to(REPOSITORY).as_posix(): path.read_text() for path in files}
+    if options.draw is not None:
+        for number, text in enumerate(drawn(sources, options.draw, options.seed), 1):
+            print(f"{number}. {text}\n")
+        return 0
+    found = {file: faults(source) for file, source in sources.items()}
     baseline = json.loads(BASELINE.read_text())
-    if arguments == ["--write"]:
+    if options.write:
         baseline = lowered(found, baseline)
         BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
     lines = too_many(found, baseline)

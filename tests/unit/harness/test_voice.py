@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.voice import Fault, docstrings, faults, lowered, sentences, too_many, words
+from harness.voice import Fault, docstrings, drawn, faults, lowered, sentences, too_many, words
 
 LONG = "The operator " + "waits " * 24 + "here."  # 27 words
 
@@ -34,15 +34,15 @@ if True:
     def function():
         """Function in a branch."""
 '''
-    assert [(one.line, one.text) for one in docstrings(source)] == [
-        (1, "Module."),
-        (3, "Attribute of a module."),
-        (6, "Class."),
-        (8, "Attribute of a class."),
-        (10, "Method."),
-        (14, "Function in a function."),
-        (19, "Class in a handler."),
-        (23, "Function in a branch."),
+    assert [(one.line, one.name, one.text) for one in docstrings(source)] == [
+        (1, "", "Module."),
+        (3, "LIMIT", "Attribute of a module."),
+        (6, "Pod", "Class."),
+        (8, "Pod.name", "Attribute of a class."),
+        (10, "Pod.delete", "Method."),
+        (14, "Pod.delete.inner", "Function in a function."),
+        (19, "Pod.delete.Missing", "Class in a handler."),
+        (23, "function", "Function in a branch."),
     ]
 
 
@@ -123,3 +123,15 @@ def test_baseline_is_only_lowered() -> None:
     assert lowered(FOUND, baseline) == {"a.py": {"see": 1}}
     assert lowered(FOUND, {}) == {}
     assert lowered(FOUND, {"a.py": {"see": 3}}) == {"a.py": {"see": 2}}
+
+
+def test_docstrings_are_drawn_with_their_names_and_without_code() -> None:
+    sources = {
+        "a/b/__init__.py": '"""Module."""\n',
+        "c.py": 'class Pod:\n    """One.\n\n    Two.\n    """\n    x = 3\n',
+        "d.py": "",
+    }
+    every = ["a.b\n    Module.", "c.Pod\n    One.\n\n    Two."]
+    assert sorted(drawn(sources, 40, seed=7)) == every
+    assert drawn(sources, 1, seed=7) == drawn(sources, 1, seed=7)
+    assert {drawn(sources, 1, seed)[0] for seed in range(20)} == set(every)
