@@ -153,7 +153,7 @@ def rolled_back(commits: Iterable[Commit], epoch: int) -> int:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """Return the percentile, linear between neighbours (numpy's default). Of 20 values p99 is close to the largest."""
+    """Return the percentile, linear between neighbours (numpy's default). With 20 values p99 is close to the largest."""
     ordered = sorted(values)
     at = (len(ordered) - 1) * percent / 100
     low = int(at)

@@ -2,7 +2,7 @@
 
 Regroup (a session), torchft (tuned) and torchrun train the same tiny model with four local processes. The systems run
 one after the other, each once for each `--every`. A run first trains undisturbed for 10 s. Then one random rank gets a
-SIGKILL every so many seconds, for `--seconds`. The same seed draws the same ranks for each system. Kills do not wait
+SIGKILL every `--every` seconds, for `--seconds`. The same seed draws the same ranks for each system. Kills do not wait
 for a recovery. If no process trains, the kill is skipped and counted, which is in favour of the system that recovers
 slowly.
 

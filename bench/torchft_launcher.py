@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).resolve().parent / "torchft_script.py"
 LIGHTHOUSE = -1
 """The lighthouse's key among the children. Replica groups have their numbers as keys."""
 MAX_FAILURES = 20
-"""The launcher gives up after so many replica groups have ended by themselves. The benchmark's SIGKILLs do not count."""
+"""Number of replica groups that end by themselves after which the launcher gives up. The benchmark's SIGKILLs do not count."""
 
 
 def free_port() -> int:

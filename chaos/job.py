@@ -33,7 +33,7 @@ class Undo:
         self._thread.start()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` in so many seconds, in another thread. Its exceptions are dropped."""
+        """Call `action` after this time, in another thread. Its exceptions are dropped."""
         with self._changed:
             self._due.append((time.monotonic() + seconds, action))
             self._changed.notify()

@@ -236,5 +236,5 @@ def _at_the_end(fault: Fault, rng: random.Random) -> Fault:
 
 
 def steps_for(count: int) -> int:
-    """Return the number of steps of a job with so many faults. It can commit between them, and ends soon after the last."""
+    """Return the number of steps of a job with `count` faults. It can commit between them, and ends soon after the last."""
     return 120 + 20 * count

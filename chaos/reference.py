@@ -31,7 +31,7 @@ def digest_of(directories: Iterable[str]) -> str:
 
 
 def expected(script: str, steps: int, evaluate_every: int = 0) -> Expected:
-    """Return the result of `script` after so many steps without faults, in one process that has all of the model.
+    """Return the result of `script` after `steps` steps without faults, in one process that has all of the model.
 
     Raises JobError.
     """

@@ -96,7 +96,7 @@ def stop(directory: Path) -> None:
 
 
 def kill(directory: Path) -> None:
-    """End both without grace and wait for them. Data that etcd had not written is lost, so nobody may read the state again."""
+    """End both without grace and wait for them. Data that etcd had not written is lost, so the state must not be read again."""
     for name in ("kube-apiserver", "etcd"):
         processes.stop(directory, name, grace_s=0)
 

@@ -281,7 +281,7 @@ class Acts:
     def _claim_kept(
         self, before: Before, lost: set[str], *, number: int, generations: tuple[int, int], redone: int = 1
     ) -> None:
-        """Claim that `number` survivors kept their processes and lost no step, within so many generations."""
+        """Claim that `number` survivors kept their processes and lost no step, within the allowed `generations`."""
         after, survivors = self._generation(), set(before.trainers) - lost
         with suppress(ClusterError):  # the judge says which survivor's log lacks it
             wait_until(

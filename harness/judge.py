@@ -1,4 +1,4 @@
-"""Judges the commits of trainers: was a step lost, made twice, rolled back; who survived; what did a fault cost. Pure.
+"""Judges the commits of trainers: lost, repeated and rolled-back steps, survivors, and the cost of a fault. Pure.
 
 The tour and the tests claim nothing about training that is not decided here. Every function returns the problems that
 it found, one sentence each; an empty list means that the claim held. Missing evidence is a problem as well: no commits,

@@ -1,4 +1,4 @@
-"""Reads the trainers' own traces and answers who committed what, when, and in which process. Pure but for `load`."""
+"""Reads the trainers' own traces: each commit with its step, time and process. Pure but for `load`."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def sample(k: Kubectl, namespace: str, path: Path = SAMPLE) -> tuple[JobView, Pa
 
 
 def _has_come(trace: Trace, *, generation: int, steps: int) -> bool:
-    """Return whether a generation has committed so many steps, or another has taken its place."""
+    """Return whether a generation has committed `steps` steps, or another has taken its place."""
     committed = {c.step for c in trace.commits if c.generation == generation}
     return len(committed) >= steps or trace.commits[-1].generation > generation
 

@@ -25,7 +25,7 @@ OUT = REPOSITORY / "bench" / "out"
 WHOLE_S = 480.0
 """Bound for all parts on a GPU. A part that would begin later is not run, and says so."""
 PATIENCE = 5
-"""A part of a dry run may take so many times as long: the two cores may have other work, and no speed is judged."""
+"""Factor on the bound of a part in a dry run. The two cores may have other work, and no speed is judged."""
 
 
 def bound_s(part: Part, *, left_s: float, is_gpu: bool) -> float:

@@ -1,4 +1,4 @@
-"""Evaluates the checkpoints of digits.py in a pod of its own while training goes on, and ends with that of the last step."""
+"""Evaluates the checkpoints of digits.py in a pod of its own while training goes on, and ends after the one of the last step."""
 
 import argparse
 import os

@@ -89,8 +89,7 @@ def checkpoint_to_resume(directory: Path) -> Path:
     """Return `directory` if it is a checkpoint, else the newest checkpoint in it. Raises SpecError if there is none.
 
     Several runs may have written there, and each counts its generations from 1. So the run that completed a checkpoint
-    last is chosen by time. Of that run's checkpoints the newest by (generation, step) is returned, as the run itself
-    would choose.
+    last is chosen by time. The newest of that run's checkpoints by (generation, step) is returned, as the run itself would choose.
     """
     from regroup.checkpoint import selection, store
 

@@ -41,7 +41,7 @@ CONFIRMED_S = 60.0
 Without that answer a pod could be made for a job that is gone, or by an operator that was paused.
 """
 UNSEEN_S = 5.0
-"""Time after which a pod of ours that exists, but that the informer has not shown, counts as taken."""
+"""Time after which the name of a pod that was created, but that the informer has not shown, counts as taken."""
 
 
 Place = int | str

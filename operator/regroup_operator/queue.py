@@ -3,7 +3,7 @@
 It owns order and time only; the caller reconciles. Its invariants:
 
 - A key that is being processed is not taken again before `done`, but an add meanwhile is not lost.
-- Of several delayed adds the earliest counts.
+- The earliest of several delayed adds counts.
 - Namespaces take turns, so that one with a thousand jobs does not starve one with a single job.
 
 `Schedule` is pure (the clock is passed in). `WorkQueue` runs it in an event loop and belongs to that loop's thread.

@@ -109,7 +109,7 @@ READERS: Mapping[str, Case] = {
 
 
 def run(context: Context, say: Callable[[Row], None]) -> None:
-    """Train each configuration for some steps in one model group, and without its mesh; those of two ranks, then those of four."""
+    """Train each configuration for some steps in one model group, and without its mesh. Those of two ranks come first."""
     wholes: dict[str, dict[int, float]] = {}
     cases = _chosen(CASES, context.sizes.meshes)
     checkpoints = context.out / "checkpoints"
@@ -136,7 +136,8 @@ def _together(
     writes_to: Path | None = None,
     reads_from: Path | None = None,
 ) -> None:
-    """Run these beside each other. `wholes`: losses of models without a mesh, by `Case.whole`; those that are missing are run.
+    """Run these beside each other. `wholes` has losses of models without a mesh, by `Case.whole`. Missing
+    ones are run.
 
     `writes_to`: WRITER runs, too, and leaves a checkpoint there. `reads_from`: READERS go on from it.
     """
@@ -191,7 +192,7 @@ def compared(
     process: Process,
     steps: Iterable[int],
 ) -> Row:
-    """Return by how much the losses of a split model in these steps differ from those of the whole one."""
+    """Return the largest difference between losses of a split model and of the whole one in these steps."""
     aim = judge.LOSS_ROUNDED if case.config.get("precision") == ROUNDED else judge.LOSS_ABOVE
     wanted = f"at most {aim:g}"
     try:

@@ -1,4 +1,4 @@
-"""Planned changes of the number of ranks: how long nobody commits."""
+"""Planned changes of the number of ranks, and the longest time without a commit at each."""
 
 from __future__ import annotations
 

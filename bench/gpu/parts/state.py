@@ -57,7 +57,7 @@ def _measure(context: Context, say: Callable[[Row], None], tier: str, directory:
 
 
 def _steps(job: Process, events: Path, copies: int) -> list[dict[str, Any]]:
-    """Return the steps of the first process, once it has made so many copies after the first one, and some steps after them."""
+    """Return the steps of the first process, once it has made `copies` copies after the first one, and some steps after them."""
 
     def enough() -> list[dict[str, Any]]:
         steps = [one for one in read(events) if one["event"] == "step"]

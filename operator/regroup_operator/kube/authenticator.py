@@ -115,7 +115,7 @@ class ClusterAuthenticator:
         """Digest of a token -> verdict. An agent calls often with one token, and verifying it takes about 0.1 ms."""
         self._sleep = sleep
         self._places: dict[str, float] = {}
-        """Pod UID -> time of its turn. A worker's pod has at most one; places of agents that came no more are swept out."""
+        """Pod UID -> time of its turn. A worker's pod has at most one; places of agents that stay away are swept out."""
         self._swept_s = float("-inf")
         self._reviews: dict[bytes, asyncio.Task[Mapping[str, Any]]] = {}
         """Digest of a token -> the review that is under way. Several requests with one token share it."""
@@ -144,7 +144,7 @@ class ClusterAuthenticator:
         return now
 
     def admission_s(self, num_agents: int) -> float:
-        """Return the seconds until the last of so many agents that call at once can have been admitted."""
+        """Return the seconds until the last of `num_agents` agents that call at once can have been admitted."""
         return 0.0 if self._keys.keys is not None else review_s(num_agents)
 
     def waiting(self) -> frozenset[str]:
@@ -205,7 +205,7 @@ class ClusterAuthenticator:
 
 
 def review_s(num_agents: int, per_s: float = REVIEWS_PER_S, burst: float = REVIEW_BURST) -> float:
-    """Return the seconds until the tokens of so many agents that call at once can have been reviewed. Pure."""
+    """Return the seconds until the tokens of `num_agents` agents that call at once can have been reviewed. Pure."""
     return 0.0 if num_agents <= burst else (num_agents - burst) / per_s + WAIT_S
 
 

@@ -1,7 +1,7 @@
 """A thin client of the kube-apiserver: dicts in, dicts out, a deadline on every request, typed errors.
 
 It owns transport, authentication and the translation of failures. `kubernetes.aio` carries the bytes. Its generated
-models are not used, since decoding a pod with them costs ten times the JSON. The client knows no resource of ours.
+models are not used, since decoding a pod with them costs ten times the JSON. The client knows no resource of Regroup.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def event_body(job: Job | Regarding, note: EventNote, name: str, wall_time: str)
 
 
 def cut(text: str, num_bytes: int) -> str:
-    """Return the part of `text` that fits into so many bytes of UTF-8. A text that is cut ends at a word, with an ellipsis.
+    """Return the part of `text` that fits into `num_bytes` bytes of UTF-8. A text that is cut ends at a word, with an ellipsis.
 
     Characters that UTF-8 cannot encode become "?".
     """

@@ -124,7 +124,7 @@ def tolerations_of(item: Mapping[str, Any], drain: Collection[str]) -> tuple[Tai
 
 
 def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod | None:
-    """Return the record of a worker's or a role's pod. None: no job of ours controls the pod, or its name is neither.
+    """Return the record of a worker's or a role's pod. None: no DistributedTrainingJob controls the pod, or it has another name.
 
     `now_s` is the monotonic clock. It dates the first sight of the running trainer container, which `previous` keeps. A
     role's pod is described by one container: the first that has failed, else one that does not run, else the first. An
