@@ -582,7 +582,7 @@ def test_unreadable_state_file_counts_as_having_adopted_everything(operator: Ope
     assert settled.report.condition.incarnation > hello.report.condition.incarnation > 1_000_000_000
     assert settled.report.seal is not None
     assert (settled.report.seal.state, settled.report.seal.left_up_to) == (None, 7)
-    assert "cannot be read" in worker.log()
+    assert "cannot be used" in worker.log()
     train(operator, worker, 8)
 
 

@@ -1,9 +1,13 @@
 """The file of the promises that a container restart must not lose (rules INC, MAD, HEARD and END).
 
-Its directory is a disk emptyDir, which outlives the container but not the pod. A missing file means that the pod is new. An
-unreadable one means that every generation so far may have been adopted, and that the state is gone. `entered` and `adopted` are
-then UNKNOWN, until the operator's welcome names its newest generation: no newer one can have been entered. The
-incarnation continues from the seconds of the clock, above any count.
+Its directory is a disk emptyDir, which outlives the container but not the pod. A missing file means that the pod is new. A lost
+one means that every generation so far may have been adopted, and that the state is gone. `entered` and `adopted` are then
+UNKNOWN, until the operator's welcome names its newest generation: no newer one can have been entered. The incarnation
+continues from the seconds of the clock, above any count.
+
+A file is lost if it cannot be read, and if an earlier boot of the node has written it. So no write waits for the disk: what the
+kernel holds outlives processes and containers, and only a node that restarts can lose it. Members of a generation wait for this
+file twice, and fsync took 8 to 30 ms each time.
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNKNOWN = 2**31 - 1
 """Value of `entered` and `adopted` if the file could not be read, until the worker hears of the newest generation."""
 
@@ -40,11 +46,21 @@ class Saved:
         return self.finished > 0 and self.finished >= self.entered and bool(self.done >> local_rank & 1)
 
 
+def boot_id() -> str:
+    """Return the kernel's name for the time since the node was started, or a new name where the kernel tells none."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return str(uuid.uuid4())  # a restart of the container then counts as one of the node
+
+
 class StateFile:
     """The file `agent.json` in a directory, which one agent at a time uses."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, boot: str | None = None) -> None:
+        """Name the file. `boot` is the name of the node's boot; None asks the kernel."""
         self.path = Path(directory) / "agent.json"
+        self._boot = boot or boot_id()
 
     def load(self) -> tuple[Saved, str]:
         """Return the saved values, and a sentence if the file could not be read, else an empty one."""
@@ -61,27 +77,23 @@ class StateFile:
             return self._lost(f"{type(error).__name__}: {error}")
         if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in values.values()):
             return self._lost("a field is not a number")
+        if data.get("boot") != self._boot:
+            return self._lost("the node has restarted since it was written")
         return Saved(**values), ""
 
     def _lost(self, why: str) -> tuple[Saved, str]:
         saved = Saved(entered=UNKNOWN, adopted=UNKNOWN, incarnation=int(time.time()), started=0)
         return (
             saved,
-            f"{self.path} cannot be read ({why}); this worker counts as having adopted every generation so far.",
+            f"{self.path} cannot be used ({why}); this worker counts as having adopted every generation so far.",
         )
 
     def save(self, saved: Saved) -> None:
-        """Replace the file atomically. It is durable on return. Raises OSError."""
+        """Replace the file atomically. A process that starts after the return reads it. Raises OSError."""
         aside = self.path.with_suffix(".new")
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.write(fd, json.dumps(asdict(saved)).encode())
-            os.fsync(fd)
+            os.write(fd, json.dumps(asdict(saved) | {"boot": self._boot}).encode())
         finally:
             os.close(fd)
         aside.replace(self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)

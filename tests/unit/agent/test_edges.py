@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from _regroup_agent import http
+from _regroup_agent import http, statefile
 from _regroup_agent.build import build
 from _regroup_agent.launch import (
     LaunchError,
@@ -59,6 +59,22 @@ def test_unreadable_state_file_is_everything_adopted_and_one_sentence(tmp_path: 
     assert (saved.entered, saved.adopted) == (UNKNOWN, UNKNOWN)
     assert saved.incarnation > 1_000_000_000
     assert sentence.count(str(tmp_path)) == 1
+
+
+def test_state_file_of_an_earlier_boot_is_everything_adopted_and_one_sentence(tmp_path: Path) -> None:
+    StateFile(str(tmp_path), boot="one").save(Saved(3, 2, 7, 1))
+    assert StateFile(str(tmp_path), boot="one").load() == (Saved(3, 2, 7, 1), "")
+    saved, sentence = StateFile(str(tmp_path), boot="another").load()
+    assert (saved.entered, saved.adopted) == (UNKNOWN, UNKNOWN)
+    assert "the node has restarted since" in sentence
+
+
+def test_boot_has_one_name_until_the_node_restarts_and_a_new_one_each_time_where_the_kernel_tells_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert statefile.boot_id() == statefile.boot_id()
+    monkeypatch.setattr(statefile, "BOOT_ID", tmp_path / "none")
+    assert statefile.boot_id() != statefile.boot_id()
 
 
 # --- command -------------------------------------------------------------------------------------------------------
