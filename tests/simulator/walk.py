@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from regroup_operator.api import parse_job
+from regroup_operator.model.pod_row import REPLACED, TRIED_AGAIN
 from regroup_operator.plan.generation.lateness import LONGEST_START
-from regroup_operator.plan.pods.capacity import LAST_S
-from regroup_operator.plan.pods.roles import LAST_S as ROLE_LAST_S
 from tests.simulator.bound import NAMED, PULL_S, WAITS, bound_s
 from tests.simulator.cluster import REFUSED
 from tests.simulator.faults import KINDS, LEAVING, MOMENT_S, Fault
@@ -207,9 +206,9 @@ class Walk:
         self._recover()
         end_s = world.now_s + self.bound_s + 60.0
         if self.setting.pending_s:
-            end_s += LAST_S  # a worker that was given back often is tried again so late
+            end_s += TRIED_AGAIN.last_s  # a worker that was given back often is tried again so late
         if self.setting.roles:
-            end_s += ROLE_LAST_S
+            end_s += REPLACED.last_s
         end_s += self._late_s + 4 * self.setting.end_s
         while not world.has_ended and not self._is_whole():
             if world.now_s > end_s:
@@ -348,7 +347,7 @@ class Walk:
             self._judge()
         if (policy.ttl_s is None and policy.cleans == "None") or self.setting.total_steps > SHORT_STEPS:
             return
-        end_s = world.now_s + 2 * self.setting.total_steps * self.setting.step_s + self.bound_s + ROLE_LAST_S
+        end_s = world.now_s + 2 * self.setting.total_steps * self.setting.step_s + self.bound_s + REPLACED.last_s
         end_s += 4 * self.setting.end_s
         while not world.has_ended:
             if world.now_s > end_s:
@@ -401,7 +400,7 @@ class Walk:
     def _is_severed(self) -> bool:
         """Return whether members that are needed cannot reach each other, and no new pod can take the place of one: because no node
         would run it, or did not until a moment ago, so that the next one is made later."""
-        late_s = LAST_S if self.setting.pending_s else PULL_S
+        late_s = TRIED_AGAIN.last_s if self.setting.pending_s else PULL_S
         if not self.world.network.is_cut or self.world.now_s > self._shut_s + late_s:
             return False
         answer, least = self._answering(), self._minimum

@@ -10,6 +10,7 @@ from typing import Any
 
 from regroup.protocol.document import Document
 from regroup_operator.api.members import MemberId
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 
@@ -148,26 +149,6 @@ class Setback:
 
 
 @dataclass(frozen=True)
-class EarlyFailure:
-    """`count` pods of a slot in a row failed before they ran; the newest has the attempt `attempt` and was seen at `at_s`. `reason`
-    is set where they were evicted or preempted."""
-
-    count: int
-    attempt: int
-    at_s: float
-    reason: str = ""
-
-
-FORGOTTEN_S = 600.0
-"""A row of failed pods is over after so long without another one: twice the longest pause before the next pod."""
-
-
-def is_over(row: EarlyFailure, now_s: float) -> bool:
-    """Return whether the last pod of a row failed so long ago that the next one begins a new row."""
-    return now_s >= row.at_s + FORGOTTEN_S
-
-
-@dataclass(frozen=True)
 class PodEnds:
     """Pods that ended although nobody deleted them, since the job last got further (failures/pod_ends.py)."""
 
@@ -239,7 +220,7 @@ class Memory:
     """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
-    early_failures: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    early_failures: Mapping[int, PodRow] = field(default_factory=dict)
     """By slot: pods that failed before they ran."""
     num_exits: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: how many of its session's exits have been counted."""
@@ -259,11 +240,11 @@ class Memory:
     """What recovery.onExit ignores again and again."""
     unplaced: Mapping[str, float] = field(default_factory=dict)
     """By pod UID: since when it has been unschedulable (monotonic)."""
-    given_back: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    given_back: Mapping[int, PodRow] = field(default_factory=dict)
     """By slot: pods in a row that were deleted because no node had room for them."""
-    role_rows: Mapping[int | str, EarlyFailure] = field(default_factory=dict)
+    role_rows: Mapping[int | str, PodRow] = field(default_factory=dict)
     """By place of a role: pods in a row that failed."""
-    disrupted_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    disrupted_pods: Mapping[int, PodRow] = field(default_factory=dict)
     """By slot: pods in a row that were evicted or preempted soon after their start, and count nothing."""
     disrupted: frozenset[str] = frozenset()
     """UIDs of pods whose eviction or preemption has been seen."""

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from regroup_operator.api.spec import ElasticPolicy
-from regroup_operator.model.plan import Clock, EarlyFailure
+from regroup_operator.model.plan import Clock
+from regroup_operator.model.pod_row import FORGOTTEN_S, PodRow
 from regroup_operator.model.records import Pod
-from regroup_operator.plan.pods.capacity import FORGOTTEN_S, Capacity, judge_capacity, put_off
+from regroup_operator.plan.pods.capacity import Capacity, judge_capacity, put_off
 from tests.builders.plan import make_pod, uid_of
 
 CLOCK = Clock(1000.0, 1_800_000_000.0)
@@ -40,10 +41,10 @@ def test_unschedulable_pod_has_its_time() -> None:
 
 @pytest.mark.parametrize(("count", "pause_s"), [(0, 60), (1, 120), (4, 960), (5, 1800), (5000, 1800)])
 def test_then_it_is_given_back_and_tried_again_later_each_time(count: int, pause_s: int) -> None:
-    rows = {2: EarlyFailure(count, 3, 0.0)} if count else {}
+    rows = {2: PodRow(count, 3, 0.0)} if count else {}
     got = judge(*PLACED, unplaced(2, 4), unplaced={uid_of(2, 4): 970.0}, rows=rows)
     assert got.given_back == {uid_of(2, 4)}
-    assert got.rows == {2: EarlyFailure(count + 1, 4, 1000.0)}
+    assert got.rows == {2: PodRow(count + 1, 4, 1000.0)}
     assert got.held == {2: 1000.0 + pause_s}
     assert got.notes[0].note.endswith(
         f"has been unschedulable for 30 s (0/3 nodes are available.); it is deleted and tried again in {pause_s} s."
@@ -78,7 +79,7 @@ def test_pod_that_is_not_given_back(pods: tuple[Pod, ...], given: dict[str, Any]
     ],
 )
 def test_row_ends(pods: tuple[Pod, ...], slots: int, kept: bool) -> None:
-    row = EarlyFailure(1, 0, 990.0)
+    row = PodRow(1, 0, 990.0)
     got = judge(*pods, rows={2: row}, slots=slots)
     assert got.rows == ({2: row} if kept else {})
     assert got.words == (
@@ -87,7 +88,7 @@ def test_row_ends(pods: tuple[Pod, ...], slots: int, kept: bool) -> None:
 
 
 def test_room_for_one_is_tried_for_all_at_once() -> None:
-    rows = {slot: EarlyFailure(4, 0, 990.0) for slot in (2, 3, 4)}
+    rows = {slot: PodRow(4, 0, 990.0) for slot in (2, 3, 4)}
     assert judge(*PLACED, rows=rows, slots=5).held == dict.fromkeys((2, 3, 4), 990.0 + 480.0)
     got = judge(*PLACED, make_pod(3, 1), rows=rows, slots=5)
     assert (got.rows, got.held) == ({}, {})
@@ -106,7 +107,7 @@ def test_room_for_one_is_tried_for_all_at_once() -> None:
 )
 def test_workers_count_by_whole_groups(slots: tuple[int, ...], given_back: bool) -> None:
     pods = (*map(make_pod, slots), unplaced(5))
-    rows = {3: EarlyFailure(4, 0, 990.0)}
+    rows = {3: PodRow(4, 0, 990.0)}
     got = judge(*pods, unplaced={uid_of(5): 0.0}, rows=rows, slots=6, per_group=2)
     assert (bool(got.given_back), 3 in (got.held or {})) == (given_back, given_back), "what is missing is tried at once"
     assert got.rows[3] == rows[3]
@@ -144,7 +145,7 @@ def test_pods_of_further_groups_are_made_once_the_first_have_nodes(
     ],
 )
 def test_row_is_forgotten(ago_s: float, pods: tuple[Pod, ...], kept: bool) -> None:
-    rows = {2: EarlyFailure(9, 0, CLOCK.now_s - ago_s)}
+    rows = {2: PodRow(9, 0, CLOCK.now_s - ago_s)}
     assert judge(*pods, rows=rows).rows == (rows if kept else {})
 
 

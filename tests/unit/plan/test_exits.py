@@ -10,7 +10,8 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES
-from regroup_operator.model.plan import Clock, EarlyFailure, Memory
+from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
     LOOKED,
@@ -285,7 +286,7 @@ def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], c
 
 
 def test_replacement_of_an_evicted_pod_that_is_gone_is_told_by_what_is_remembered() -> None:
-    memory = Memory(disrupted_pods={1: EarlyFailure(2, 3, 90.0, "Preempted")})
+    memory = Memory(disrupted_pods={1: PodRow(2, 3, 90.0, "Preempted")})
     given: dict[str, Any] = {"members": [MemberId(1, 2)]}
     assert count_created([MemberId(1, 4)], (make_pod(0),), memory, **given)[0] == {}
     newer = make_pod(1, 4, phase="Failed")

@@ -22,7 +22,8 @@ from regroup.protocol.wire import (
     Welcome,
 )
 from regroup_operator.api.job import TEMPLATE_CHANGED, template_digest, worker_digest
-from regroup_operator.model.plan import Clock, EarlyFailure, JobPlan, Memory, Spell, Urgency, Verdict
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell, Urgency, Verdict
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
@@ -131,14 +132,14 @@ def test_agents_of_a_script_are_asked_from_time_to_time(
 
 @pytest.mark.parametrize("rows", ["early_failures", "disrupted_pods"])
 def test_number_of_a_pod_that_counts_is_not_used_again_once_it_is_gone(rows: str) -> None:
-    counted: dict[str, Any] = {rows: {0: EarlyFailure(1, 3, 99.0)}}
+    counted: dict[str, Any] = {rows: {0: PodRow(1, 3, 99.0)}}
     memory = Memory(seen_pods=frozenset({"-"}), **counted)
     got = plan(pods=(make_pod(0, terminating=True), make_pod(1)), memory=memory)
     assert got.create == ((0, 4, ()),)
 
 
 def test_rows_of_failed_pods_are_forgotten_once_the_job_is_to_be_suspended() -> None:
-    row = EarlyFailure(7, 3, 99.0)
+    row = PodRow(7, 3, 99.0)
     memory = Memory(seen_pods=frozenset({"-"}), early_failures={0: row}, disrupted_pods={1: row})
     got = plan(memory=memory)
     assert (got.memory.early_failures, got.memory.disrupted_pods) == ({0: row}, {1: row})
@@ -147,7 +148,7 @@ def test_rows_of_failed_pods_are_forgotten_once_the_job_is_to_be_suspended() -> 
 
 
 def test_slot_is_not_held_back_once_its_template_is_corrected() -> None:
-    row = EarlyFailure(7, 3, 99.0)
+    row = PodRow(7, 3, 99.0)
     memory = Memory(seen_pods=frozenset({"-"}), early_failures={0: row}, disrupted_pods={1: row})
     pods = tuple(
         make_pod(s, 3, phase="Failed", running_since_s=None, spec_digest="old", last_exit_code=None) for s in (0, 1)
@@ -390,7 +391,7 @@ def test_failures_of_a_template_that_was_corrected_before_the_start_count_no_mor
     given: dict[str, Any] = {"phase": "Failed", "running_since_s": None}
     pods = (make_pod(0, 1, spec_digest="of before", **given), make_pod(0, 2, spec_digest=digest, **given), make_pod(1))
     got = plan(job(None), pods=pods, sessions=())
-    assert got.memory.early_failures == {0: EarlyFailure(1, 2, CLOCK.now_s)}
+    assert got.memory.early_failures == {0: PodRow(1, 2, CLOCK.now_s)}
     assert [made[:2] for made in got.create] == [(0, 3)], "the first failure is made good at once"
 
 

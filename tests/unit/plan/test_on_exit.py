@@ -10,7 +10,8 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.spec import ExitRule, Signal
-from regroup_operator.model.plan import FORGOTTEN_S, Clock, EarlyFailure, Failure, IgnoredRow, JobPlan, Memory
+from regroup_operator.model.plan import Clock, Failure, IgnoredRow, JobPlan, Memory
+from regroup_operator.model.pod_row import FORGOTTEN_S, PodRow
 from regroup_operator.model.records import Pod, ProcessExit, Session
 from regroup_operator.plan.failures.on_exit import (
     MAX_FAILED,
@@ -318,8 +319,8 @@ def test_rows_of_ignored_failures(
 
 
 def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
-    known = {slot: EarlyFailure(2, 2 if slot == 1 else 0, 50.0) for slot in (1, 2, 3, 7)}
-    known[4] = EarlyFailure(2, 0, 100.0 - FORGOTTEN_S)
+    known = {slot: PodRow(2, 2 if slot == 1 else 0, 50.0) for slot in (1, 2, 3, 7)}
+    known[4] = PodRow(2, 0, 100.0 - FORGOTTEN_S)
     running = [make_pod(1, 3, running_since_s=100.1 - QUIET_S), make_pod(2, 1, running_since_s=100.0 - QUIET_S)]
     known = note_disrupted_pods(known, [], running, 100.0, slots=5)
     assert sorted(known) == [1, 3], (
@@ -327,7 +328,7 @@ def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
     )
     ended = [make_pod(slot, attempt, phase="Failed", running_since_s=None) for slot, attempt in ((1, 3), (2, 1))]
     got = note_disrupted_pods(known, ended, ended, 110.0, slots=5)
-    assert got == {1: EarlyFailure(3, 3, 110.0), 2: EarlyFailure(1, 1, 110.0), 3: known[3]}
+    assert got == {1: PodRow(3, 3, 110.0), 2: PodRow(1, 1, 110.0), 3: known[3]}
 
 
 def test_evicted_worker_whose_processes_run_on_can_still_fail_as_a_consequence() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
-from regroup_operator.model.plan import Clock, EarlyFailure
+from regroup_operator.model.plan import Clock
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.roles import awaited, awaited_words, succeeded
 from regroup_operator.plan.failures.roles import role_verdict
@@ -45,13 +46,13 @@ def plan(*pods: Pod, **given: Any) -> RoleChanges:
 
 
 def test_place_whose_template_was_corrected_before_the_start_begins_anew() -> None:
-    job, rows = job_of(role("ps"), started=False), {"ps-0": EarlyFailure(7, 6, 999.0)}
+    job, rows = job_of(role("ps"), started=False), {"ps-0": PodRow(7, 6, 999.0)}
     former = failed(0, 6, job=job, spec_digest="of before")
     first = plan(former, job=job, rows=rows)
     assert ([p.uid for p in first.delete], first.create, first.rows) == ([former.uid], (), {})
     assert plan(job=job, rows=first.rows).create == (("ps", 0, 0),), "at once"
     also = plan(former, failed(0, 7, job=job), job=job, rows={})
-    assert also.rows == {"ps-0": EarlyFailure(1, 7, NOW_S)}, "the failures of before are not counted"
+    assert also.rows == {"ps-0": PodRow(1, 7, NOW_S)}, "the failures of before are not counted"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_before_the_start_a_pod_of_an_earlier_template_is_made_anew() -> None:
 
 def test_failed_pod_that_somebody_has_deleted_stays_in_the_row() -> None:
     """The next one has a new number: one of before would neither count nor end the row."""
-    rows = {"ps-0": EarlyFailure(3, 2, NOW_S - 60.0)}
+    rows = {"ps-0": PodRow(3, 2, NOW_S - 60.0)}
     got = plan(job=job_of(role("ps")), rows=rows)
     assert got.create == (("ps", 0, 3),)
     got = plan(failed(0, 3), job=job_of(role("ps")), rows=got.rows)
@@ -104,14 +105,14 @@ def test_pods_that_fail_in_a_row_come_later_and_later() -> None:
 
 
 def test_pod_that_has_lasted_ends_the_row() -> None:
-    row = {"ps-0": EarlyFailure(3, 2, 900.0)}
+    row = {"ps-0": PodRow(3, 2, 900.0)}
     assert plan(pod(0, 3, running_since_s=941.0), pod(1), rows=row).due_s == 1001.0
     assert plan(pod(0, 3, running_since_s=940.0), pod(1), rows=row).rows == {}
     assert plan(pod(0, 2, running_since_s=10.0), pod(1), rows=row).rows == row  # an older one
 
 
 def test_memory_keeps_only_places_that_are_wanted() -> None:
-    assert plan(pod(0), pod(1), rows={"ps-7": EarlyFailure(1, 0, 0.0)}).rows == {}
+    assert plan(pod(0), pod(1), rows={"ps-7": PodRow(1, 0, 0.0)}).rows == {}
 
 
 @pytest.mark.parametrize(("cleans", "delete"), [(False, ["ps-0-0"]), (True, ["ps-0-0", "ps-1-0"])])
@@ -211,15 +212,15 @@ def test_status_says_that_a_place_waits_for_a_node_or_for_its_next_pod() -> None
         assert (got.status or [{}])[0]["message"] == (
             "digits-worker-0-0: its node a is not ready; bring the node back, or delete the pod by force if it is off"
         )
-    got = plan(failed(0, 1), job=job, rows={"ps-0": EarlyFailure(1, 0, 990.0)})
+    got = plan(failed(0, 1), job=job, rows={"ps-0": PodRow(1, 0, 990.0)})
     assert (got.create, (got.status or [{}])[0]["message"]) == (
         (),
         "ps-0: its pod failed with exit code 1, 2 in a row; the next one is made at 2027-01-15T08:00:10Z",
     )
-    gone = plan(job=job, rows={"ps-0": EarlyFailure(2, 1, 995.0)})
+    gone = plan(job=job, rows={"ps-0": PodRow(2, 1, 995.0)})
     assert (gone.status or [{}])[0]["message"].startswith("ps-0: its pod failed, 2 in a row; the next one")
     refused = failed(0, 1, last_exit_code=None, status_reason="UnexpectedAdmissionError")
-    got = plan(refused, job=job, rows={"ps-0": EarlyFailure(1, 0, 990.0)})
+    got = plan(refused, job=job, rows={"ps-0": PodRow(1, 0, 990.0)})
     assert "failed (UnexpectedAdmissionError), 2 in a row" in (got.status or [{}])[0]["message"]
 
 

@@ -27,7 +27,8 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES
-from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
+from regroup_operator.model.plan import Clock, Failure, Memory
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
 
@@ -303,7 +304,7 @@ def count_created(
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 
 
-def _loss(new: MemberId, last: Pod | None, row: EarlyFailure | None) -> str:
+def _loss(new: MemberId, last: Pod | None, row: PodRow | None) -> str:
     """Return what became of the pod before a new one, its slot's `last`: EVICTED, PREEMPTED, or one of api.status.POD_CAUSES.
     `row`: of its pods that were evicted or preempted, which the API may have no more."""
     if row is not None and row.reason and row.attempt == new.attempt - 1:

@@ -18,7 +18,8 @@ from typing import Any
 
 from regroup.protocol.text import shorten
 from regroup_operator.api.spec import ExitRule
-from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow, is_over
+from regroup_operator.model.plan import Failure, IgnoredRow
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
 
 SIGNALS = {
@@ -200,8 +201,8 @@ def note_ignored(
 
 
 def note_disrupted_pods(
-    known: Mapping[int, EarlyFailure], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
-) -> dict[int, EarlyFailure]:
+    known: Mapping[int, PodRow], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
+) -> dict[int, PodRow]:
     """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing. `ended`: the new
     ones. The job has `slots`.
 
@@ -214,12 +215,11 @@ def note_disrupted_pods(
     out = {
         slot: row
         for slot, row in known.items()
-        if (slot in by_slot or (slot < slots and not is_over(row, now_s)))
+        if (slot in by_slot or (slot < slots and not row.is_over(now_s)))
         and not any(pod.attempt > row.attempt and _has_lasted(pod, now_s) for pod in by_slot.get(slot, ()))
     }
     for pod in ended:
-        before = out.get(pod.slot)
-        out[pod.slot] = EarlyFailure(1 if before is None else before.count + 1, pod.attempt, now_s, pod.disrupted)
+        out[pod.slot] = PodRow.after(out.get(pod.slot), pod.attempt, now_s, reason=pod.disrupted)
     return out
 
 

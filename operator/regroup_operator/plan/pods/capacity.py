@@ -18,15 +18,11 @@ from dataclasses import dataclass
 
 from regroup.protocol.text import shorten
 from regroup_operator.api.spec import ElasticPolicy
-from regroup_operator.model.plan import Clock, EarlyFailure, earliest
+from regroup_operator.model.plan import Clock, earliest
+from regroup_operator.model.pod_row import TRIED_AGAIN, PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
-
-FIRST_S, LAST_S = 60.0, 1800.0
-"""Time until a slot is tried again, doubled for each further time in a row up to the second."""
-FORGOTTEN_S = 600.0
-"""Once it may be tried again, it is forgotten after so long without another pod."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Capacity:
     made. `words`: what is said of them; empty: nothing is held."""
 
     unplaced: Mapping[str, float]
-    rows: Mapping[int, EarlyFailure]
+    rows: Mapping[int, PodRow]
     given_back: frozenset[str] = frozenset()
     held: Mapping[int, float] | None = None
     words: str = ""
@@ -51,7 +47,7 @@ def judge_capacity(
     slots: int,
     per_group: int = 1,
     unplaced: Mapping[str, float],
-    rows: Mapping[int, EarlyFailure],
+    rows: Mapping[int, PodRow],
     clock: Clock,
 ) -> Capacity:
     """Return which pods are given back now. `unplaced`, `rows`: as they were left by the plan before; `slots`: how many the job
@@ -71,7 +67,7 @@ def judge_capacity(
         if not has_room
         and slot < slots
         # Its slot is served again by the pod of before, or nothing is wanted of it: the next time is a first time.
-        and (clock.now_s < row.at_s + _pause_s(row) + FORGOTTEN_S or newest.get(slot, -1) > row.attempt)
+        and (not row.is_over(clock.now_s - row.pause_s(TRIED_AGAIN)) or newest.get(slot, -1) > row.attempt)
     }
     of_position = Counter(slot % per_group for slot in placed)
     num_groups = min(of_position[position] for position in range(per_group))
@@ -82,15 +78,14 @@ def judge_capacity(
     overdue = [p for p in waiting if clock.now_s >= since_s[p.uid] + timeout_s]
     notes = []
     for pod in overdue:
-        before = rows.get(pod.slot)
-        rows[pod.slot] = row = EarlyFailure((before.count if before else 0) + 1, pod.attempt, clock.now_s)
+        rows[pod.slot] = row = PodRow.after(rows.get(pod.slot), pod.attempt, clock.now_s)
         why = f" ({pod.unschedulable})" if pod.unschedulable else ""
         notes.append(
             EventNote(
                 "Warning",
                 "PodGivenBack",
                 shorten(f"Pod {pod.name} has been unschedulable for {timeout_s:.0f} s{why}", 800)
-                + f"; it is deleted and tried again in {_pause_s(row):.0f} s.",
+                + f"; it is deleted and tried again in {row.pause_s(TRIED_AGAIN):.0f} s.",
             )
         )
     dues_s = [since_s[p.uid] + timeout_s for p in waiting]
@@ -120,19 +115,15 @@ def put_off(
     return frozenset(out)
 
 
-def _pause_s(row: EarlyFailure) -> float:
-    return min(LAST_S, FIRST_S * 2.0 ** min(row.count - 1, 10))
-
-
 def _held(
     since_s: Mapping[str, float],
-    rows: Mapping[int, EarlyFailure],
+    rows: Mapping[int, PodRow],
     clock: Clock,
     given_back: frozenset[str] = frozenset(),
     notes: tuple[EventNote, ...] = (),
     due_s: float | None = None,
 ) -> Capacity:
-    until_s = {slot: row.at_s + _pause_s(row) for slot, row in rows.items()}
+    until_s = {slot: row.held_until_s(TRIED_AGAIN) for slot, row in rows.items()}
     held = {slot: at_s for slot, at_s in until_s.items() if at_s > clock.now_s}
     words = ""
     if held:

@@ -12,24 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from regroup_operator.model.plan import Clock, EarlyFailure, Verdict, is_over
+from regroup_operator.model.plan import Clock, Verdict
+from regroup_operator.model.pod_row import REPLACED, PodRow
 from regroup_operator.model.records import Pod
 
 DISRUPTED = "Disrupted"
 """Reason of condition PodsReady."""
-FIRST_S, LAST_S = 10.0, 300.0
-"""Pause before the third pod of a slot, doubled for each further one up to the second; the kubelet has these for a container."""
 
 
-def note_early(
-    known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float, *, slots: int
-) -> dict[int, EarlyFailure]:
+def note_early(known: Mapping[int, PodRow], pods: Iterable[Pod], now_s: float, *, slots: int) -> dict[int, PodRow]:
     """Return by slot how many pods in a row failed before they ran. A newer pod that runs ends the row; so does the end of its slot
     (the job has `slots`), or FORGOTTEN_S without another pod."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods:
         by_slot.setdefault(pod.slot, []).append(pod)
-    out = {slot: row for slot, row in known.items() if slot < slots and slot not in by_slot and not is_over(row, now_s)}
+    out = {slot: row for slot, row in known.items() if slot < slots and slot not in by_slot and not row.is_over(now_s)}
     for slot, of_slot in by_slot.items():
         before = known.get(slot)
         newest = max((p.attempt for p in of_slot if p.never_ran), default=-1)
@@ -38,24 +35,20 @@ def note_early(
             continue
         new = [p.attempt for p in of_slot if p.never_ran and (before is None or p.attempt > before.attempt)]
         if new:
-            out[slot] = EarlyFailure((before.count if before else 0) + len(new), max(new), now_s)
-        elif before is not None and (not is_over(before, now_s) or any(p.attempt > before.attempt for p in of_slot)):
+            out[slot] = PodRow.after(before, max(new), now_s, num=len(new))
+        elif before is not None and (not before.is_over(now_s) or any(p.attempt > before.attempt for p in of_slot)):
             out[slot] = before
         elif before is not None and newest == before.attempt:
             out[slot] = replace(before, count=0)  # it is still there for its log, and no new failure
     return out
 
 
-def held_until(known: Mapping[int, EarlyFailure]) -> dict[int, float]:
+def held_until(known: Mapping[int, PodRow]) -> dict[int, float]:
     """Return by slot until when no pod is made."""
-    return {
-        slot: early.at_s + min(LAST_S, FIRST_S * 2.0 ** min(early.count - 2, 10))
-        for slot, early in known.items()
-        if early.count > 1
-    }
+    return {slot: row.held_until_s(REPLACED) for slot, row in known.items() if row.pause_s(REPLACED)}
 
 
-def early_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: Clock) -> Verdict | None:
+def early_words(known: Mapping[int, PodRow], pods: Iterable[Pod], clock: Clock) -> Verdict | None:
     """Return what is said of the slot that failed last among those whose pods fail again and again; None: there is none. `pods`:
     all pods of the job's workers."""
     again = {slot: row for slot, row in known.items() if row.count > 1}
@@ -74,7 +67,7 @@ def early_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: C
     return Verdict(reason or "PodFailed", said)
 
 
-def disrupted_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: Clock, slots: int) -> Verdict | None:
+def disrupted_words(known: Mapping[int, PodRow], pods: Iterable[Pod], clock: Clock, slots: int) -> Verdict | None:
     """Return what is said of the slot that waits longest of those whose pods were evicted or preempted again and again; None: none
     waits for that. `pods`: all pods of the job's workers; `slots`: how many it has."""
     held = {slot: at for slot, at in held_until(known).items() if at > clock.now_s and slot < slots}

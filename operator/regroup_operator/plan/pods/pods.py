@@ -8,7 +8,8 @@ from functools import cached_property
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import EarlyFailure, Memory, Verdict, earliest, seconds_of
+from regroup_operator.model.plan import Memory, Verdict, earliest, seconds_of
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing
@@ -52,8 +53,8 @@ class _Rows:
     """By slot: pods in a row that failed before they ran, were evicted or preempted, or found no room. The next ones are made
     later."""
 
-    early: Mapping[int, EarlyFailure]
-    disrupted: Mapping[int, EarlyFailure]
+    early: Mapping[int, PodRow]
+    disrupted: Mapping[int, PodRow]
     capacity: Capacity
     lost: Mapping[str, int]
     """By pod UID: the slots of workers that cannot be reached. Their pods have a node, and are no use to the job."""
@@ -139,7 +140,7 @@ def _note_rows(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -
     """Note which pods failed or found no room. A suspended job begins anew, and so does a slot whose template was corrected before
     the start."""
     inputs = facts.inputs
-    early, disrupted = dict[int, EarlyFailure](), dict[int, EarlyFailure]()
+    early, disrupted = dict[int, PodRow](), dict[int, PodRow]()
     if isinstance(lifecycle, Active | Finishing):  # it may need pods
         known = _without(facts.memory.early_failures, facts.corrected)
         early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
@@ -227,7 +228,7 @@ def _idle_slots(facts: Facts, lifecycle: Active) -> frozenset[int]:
     return frozenset(range(facts.known_slots)) - {member.slot for member in lifecycle.finished.open}
 
 
-def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:
+def _without(rows: Mapping[int, PodRow], slots: Collection[int]) -> dict[int, PodRow]:
     return {slot: row for slot, row in rows.items() if slot not in slots}
 
 

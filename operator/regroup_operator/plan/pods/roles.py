@@ -19,14 +19,13 @@ from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import role_place
 from regroup_operator.api.template import Role
-from regroup_operator.model.plan import Clock, EarlyFailure, earliest
+from regroup_operator.model.plan import Clock, earliest
+from regroup_operator.model.pod_row import REPLACED, PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.set_up import not_set_up
 
-FIRST_S, LAST_S = 10.0, 300.0
-"""Pause before the second pod in a row of a place, doubled for each further one up to the second."""
 MAX_MESSAGE = 400
 """Of a message in status.roles. A command in it has names of up to 63 characters, and has to be whole."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
@@ -42,7 +41,7 @@ class RoleChanges:
     """`create`: role, index, attempt. `status`: status.roles; None: the job has none. `rows`: by place, failed pods in a row, for
     the memory."""
 
-    rows: Mapping[Place, EarlyFailure]
+    rows: Mapping[Place, PodRow]
     create: tuple[tuple[str, int, int], ...] = ()
     delete: tuple[Pod, ...] = ()
     status: list[dict[str, Any]] | None = None
@@ -58,7 +57,7 @@ def plan_roles(
     job: Job,
     pods: tuple[Pod, ...],
     known: Iterable[Mapping[str, Any]],
-    rows: Mapping[Place, EarlyFailure],
+    rows: Mapping[Place, PodRow],
     active: bool,
     cleans: bool,
     clock: Clock,
@@ -94,7 +93,7 @@ def plan_roles(
         delete += [p for p in there[:-1] if p.phase == "Failed" and p.uid not in outdated]
         if place in done or any(p.alive or p.terminating or p.uid in outdated for p in there):
             continue
-        due_s = rows[place].at_s + _pause_s(rows[place].count) if place in rows else now_s
+        due_s = rows[place].held_until_s(REPLACED) if place in rows else now_s
         if due_s > now_s:
             dues_s.append(due_s)
             held.setdefault(name, _held(place, there, rows[place], clock.stamp(due_s)))
@@ -116,25 +115,25 @@ def _outdated(job: Job, pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(p.uid for p in pods if p.role in digests and p.spec_digest != digests[p.role])
 
 
-def _words(place: Place, row: EarlyFailure) -> EventNote:
-    pause_s = _pause_s(row.count)
+def _words(place: Place, row: PodRow) -> EventNote:
+    pause_s = row.pause_s(REPLACED)
     when = "at once" if pause_s == 0 else f"after {pause_s:.0f} s"
     return EventNote("Warning", "RolePodFailed", f"The pod of role {place} has failed; it is replaced {when}.")
 
 
 def _note(
-    rows: Mapping[Place, EarlyFailure],
+    rows: Mapping[Place, PodRow],
     of_place: Mapping[Place, Sequence[Pod]],
     wanted: Collection[Place],
     now_s: float,
-) -> dict[Place, EarlyFailure]:
+) -> dict[Place, PodRow]:
     """Return by place how many pods in a row have failed; one that has lasted ends the row."""
     out = {place: row for place, row in rows.items() if place in wanted}
     for place, pods in of_place.items():
         for pod in pods:
             row = out.get(place)
             if pod.phase == "Failed" and (row is None or pod.attempt > row.attempt):
-                out[place] = EarlyFailure((row.count if row else 0) + 1, pod.attempt, now_s)
+                out[place] = PodRow.after(row, pod.attempt, now_s)
             elif row is not None and pod.attempt > row.attempt and _has_lasted(pod, now_s):
                 del out[place]
     return out
@@ -144,12 +143,7 @@ def _has_lasted(pod: Pod, now_s: float) -> bool:
     return pod.alive and pod.running_since_s is not None and now_s >= pod.running_since_s + LASTED_S
 
 
-def _pause_s(count: int) -> float:
-    """Return the pause after so many failures in a row. The first one is made good at once."""
-    return 0.0 if count < 2 else min(LAST_S, FIRST_S * 2.0 ** min(count - 2, 10))
-
-
-def _held(place: Place, pods: Sequence[Pod], row: EarlyFailure, next_at: str) -> str:
+def _held(place: Place, pods: Sequence[Pod], row: PodRow, next_at: str) -> str:
     """Return why a place has no pod for a while."""
     failed = next((p for p in pods if p.attempt == row.attempt and p.phase == "Failed"), None)
     how = ""
