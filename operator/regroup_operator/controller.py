@@ -27,7 +27,7 @@ from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.pace import write_every_s
-from regroup_operator.model.plan import Clock, Expected, JobPlan, Memory, Urgency, Verdict
+from regroup_operator.model.plan import Clock, Expected, JobMemory, JobPlan, Urgency, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Pod, Settings
 from regroup_operator.plan.commands import stop_leaving
@@ -71,7 +71,7 @@ class _Kept:
 
     uid: str
     maker: Maker
-    memory: Memory = field(default_factory=Memory)
+    memory: JobMemory = field(default_factory=JobMemory)
     refusal: EventNote | None = None
     """Verdict on the template as it was at `judged_generation`."""
     judged_generation: int | None = None
@@ -315,7 +315,8 @@ class Controller:
             # As of the plan, so that the plan which comes `every_s` later may write again, unless the write has taken long.
             memory = replace(memory, written_s=max(clock.now_s, ended - every_s / 2), differs_since_s={})
             if plan.announced:
-                memory = replace(memory, persist_ms=(ended - started) * 1000)
+                issued = replace(memory.issued, persist_ms=(ended - started) * 1000)
+                memory = replace(memory, issued=issued)
             if self._observer:
                 self._observer.status_written(job.status, plan.status)
         # Remembered only after the write: a plan that lost its race has announced nothing and counted nothing.

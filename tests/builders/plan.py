@@ -10,8 +10,10 @@ from regroup.protocol.state import Condition, Phase, Seal, StatePair
 from regroup.protocol.wire import Fault, Progress
 from regroup_operator.api import Job, parse_job
 from regroup_operator.api.members import MemberId
+from regroup_operator.model.plan import Counted, JobMemory, SlotMemory, WorkerMemory
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Bounds, Current, Standing, Worker
+from regroup_operator.plan.failures.exits import Seen
 from tests.builders.jobs import Manifest, stored_job
 
 JOB_UID = "1f4a-uid"
@@ -21,6 +23,28 @@ LONG_AGO_S = -1000.0
 def uid_of(slot: int, attempt: int = 0) -> str:
     """Return the UID that the builders give a pod."""
     return f"uid-{slot}.{attempt}"
+
+
+def remembered(
+    workers: Mapping[str, WorkerMemory] | None = None, slots: Mapping[int, SlotMemory] | None = None, **changes: Any
+) -> JobMemory:
+    """Return the memory of an operator that has looked at the job before."""
+    return JobMemory(**{"workers": workers or {}, "slots": slots or {}, "has_looked": True, **changes})
+
+
+def counted(slot: int = 0, **changes: Any) -> dict[str, WorkerMemory]:
+    """Return the memory of one pod, of whose ends these were counted."""
+    return {uid_of(slot): WorkerMemory(Counted(**changes))}
+
+
+def after(seen: Seen) -> JobMemory:
+    """Return the memory after a plan that saw nothing but these failures."""
+    slots = seen.nodes.last.keys() | seen.nodes.bad.keys()
+    return remembered(
+        {uid: WorkerMemory(each) for uid, each in seen.counted.items()},
+        {n: SlotMemory(failed_on=seen.nodes.last.get(n, ""), bad_node=seen.nodes.bad.get(n)) for n in slots},
+        script=seen.script,
+    )
 
 
 def make_pod(slot: int = 0, attempt: int = 0, **changes: Any) -> Pod:

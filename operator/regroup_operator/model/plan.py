@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from regroup.protocol.document import Document
 from regroup_operator.api.members import MemberId
@@ -189,81 +189,162 @@ class Urgency(IntEnum):
     """Something that a decision or an announcement depends on, a phase, an event: not at all."""
 
 
+class Counted(NamedTuple):
+    """Which ends of one pod have been counted."""
+
+    exits: int = 0
+    """How many exits of its processes, as its session numbers them."""
+    container_restarts: int = 0
+    init_failures: int = 0
+    boot_id: str = ""
+    """The boot ID of its node when the container that runs now was first seen."""
+    has_ended: bool = False
+    """The pod itself has been seen to end."""
+    is_disrupted: bool = False
+    """Its eviction or preemption has been seen."""
+
+
+class WorkerMemory(NamedTuple):
+    """What is remembered of one pod, for as long as the API has it."""
+
+    counted: Counted | None = None
+    """None: the pod is new."""
+    peer: tuple[int, str] | None = None
+    """The generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
+    spell: Spell | None = None
+    """How it is late."""
+    setback: Setback | None = None
+    """How it kept generations from forming."""
+    cannot_read: bool = False
+    """It could not read the checkpoint that must be, since the last adoption."""
+    unplaced_s: float | None = None
+    """Since when it has been unschedulable (monotonic)."""
+    is_noticed: bool = False
+    """An event has said that it is asked to leave by a notice."""
+
+
+class SlotMemory(NamedTuple):
+    """What is remembered of one slot, whatever its pods are."""
+
+    failed: PodRow | None = None
+    """Pods in a row that failed before they ran."""
+    disrupted: PodRow | None = None
+    """Pods in a row that were evicted or preempted soon after their start, and count nothing."""
+    given_back: PodRow | None = None
+    """Pods in a row that were deleted because no node had room for them."""
+    failed_on: str = ""
+    """The node on which its pod failed last."""
+    bad_node: tuple[str, float] | None = None
+    """The node on which its pods failed twice in a row, and when they last did (monotonic)."""
+
+
 @dataclass(frozen=True)
-class Memory:
-    """What the controller remembers of a job between two plans; lost with the operator, and safe to lose."""
+class Issued:
+    """The newest generation that this operator has issued, and how it went with those before."""
 
     document: Document | None = None
-    """Of the newest generation, if this operator issued it."""
+    """None: this operator has issued none."""
     announced_at_s: float | None = None
     persist_ms: float | None = None
-    """How long writing that generation to the status took."""
+    """How long it took to write the generation to the status."""
     launches: bool = False
-    """Of the newest generation: see Current."""
+    """See Current."""
     attempts: int = 0
     """Generations in a row that this operator announced and not all members adopted."""
     without_commit: int = 0
-    """Generations in a row before the newest one that broke before a step was committed, with all their processes alive."""
+    """Generations in a row before this one that broke before a step was committed, with all their processes alive."""
     tried: frozenset[str] | None = None
-    """What the verdict on the newest generation's set depends on (plan/generation/retry.py, names_of)."""
-    peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
+    """What the verdict on its set depends on (plan/generation/retry.py, names_of)."""
+
+
+@dataclass(frozen=True)
+class ScriptMemory:
+    """What is remembered of a job whose script does not use the library."""
+
+    steady_size: int = 0
+    """Workers of the last generation that ran for a while (script_hints.py); 0: none has."""
+    failed: int = 0
+    """The newest generation of which an exit has been counted."""
+    left: tuple[int, ...] = ()
+    """The generations that lost a member's pod or agent, oldest first. Also noted before the tier is known."""
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """What the controller remembers of a job between two plans; lost with the operator, and safe to lose. plan/remember.py makes
+    the next one from what the stages have found, and forgets what is gone."""
+
+    workers: Mapping[str, WorkerMemory] = field(default_factory=dict)
+    """By pod UID."""
+    slots: Mapping[int, SlotMemory] = field(default_factory=dict)
+    roles: Mapping[int | str, PodRow] = field(default_factory=dict)
+    """By place of a role: pods in a row that failed."""
+    issued: Issued = Issued()
+    script: ScriptMemory = ScriptMemory()
+    has_looked: bool = False
+    """This operator has looked at the job before: what it sees now for the first time is new."""
     links: frozenset[frozenset[str]] = frozenset()
     """Pairs of pod UIDs that could not reach each other (plan/generation/links.py), until both train in one group."""
     losses: Mapping[str, float] = field(default_factory=dict)
     """By member of the newest generation: since when it is lost (monotonic), see plan/facts/losses.py."""
-    spells: Mapping[str, Spell] = field(default_factory=dict)
-    """By pod UID: who is late."""
-    setbacks: Mapping[str, Setback] = field(default_factory=dict)
-    """By pod UID: who kept generations from forming."""
-    readers: frozenset[str] = frozenset()
-    """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
-    early_failures: Mapping[int, PodRow] = field(default_factory=dict)
-    """By slot: pods that failed before they ran."""
-    num_exits: Mapping[str, int] = field(default_factory=dict)
-    """By pod UID: how many of its session's exits have been counted."""
-    container_restarts: Mapping[str, int] = field(default_factory=dict)
-    """By pod UID: the container restarts that have been counted."""
-    init_failures: Mapping[str, int] = field(default_factory=dict)
-    """By pod UID: the failures of init containers that have been counted."""
-    boot_ids: Mapping[str, str] = field(default_factory=dict)
-    """By pod UID: the boot ID of its node when the container that runs now was first seen."""
-    bad_nodes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
-    """By slot: the node on which its pods failed twice in a row, and when they last did (monotonic)."""
-    failed_on: Mapping[int, str] = field(default_factory=dict)
-    """By slot: the node on which its pod failed last."""
     crash: Crash | None = None
     """The crash that came last, while no step has been committed since."""
     ignored: IgnoredRow | None = None
     """What recovery.onExit ignores again and again."""
-    unplaced: Mapping[str, float] = field(default_factory=dict)
-    """By pod UID: since when it has been unschedulable (monotonic)."""
-    given_back: Mapping[int, PodRow] = field(default_factory=dict)
-    """By slot: pods in a row that were deleted because no node had room for them."""
-    role_rows: Mapping[int | str, PodRow] = field(default_factory=dict)
-    """By place of a role: pods in a row that failed."""
-    disrupted_pods: Mapping[int, PodRow] = field(default_factory=dict)
-    """By slot: pods in a row that were evicted or preempted soon after their start, and count nothing."""
-    disrupted: frozenset[str] = frozenset()
-    """UIDs of pods whose eviction or preemption has been seen."""
     pod_ends: PodEnds | None = None
     """Pods that end again and again; None: there are none since the job last got further."""
-    noticed: frozenset[str] = frozenset()
-    """UIDs of pods that are asked to leave by a notice, and of which that was told."""
-    seen_pods: frozenset[str] = frozenset()
-    steady_size: int = 0
-    """Tier Script: workers of the last generation that ran for a while (script_hints.py); 0: none has."""
-    script_failed: int = 0
-    """Tier Script: the newest generation of which an exit has been counted."""
-    script_left: tuple[int, ...] = ()
-    """Not in tier Session: the generations that lost a member's pod or agent, oldest first."""
     written_s: float | None = None
     """When the plan was made whose status was written last, or a little later where the write has taken long (monotonic)."""
     differs_since_s: Mapping[Urgency, float] = field(default_factory=dict)
     """By urgency, STARTING and SOON: since when the planned status has differed from the stored one in what is at least so
     urgent (monotonic)."""
+
+    @property
+    def peers(self) -> dict[str, tuple[int, str]]:
+        """By pod UID."""
+        return {uid: worker.peer for uid, worker in self.workers.items() if worker.peer is not None}
+
+    @property
+    def spells(self) -> dict[str, Spell]:
+        """By pod UID: who is late."""
+        return {uid: worker.spell for uid, worker in self.workers.items() if worker.spell is not None}
+
+    @property
+    def setbacks(self) -> dict[str, Setback]:
+        """By pod UID: who kept generations from forming."""
+        return {uid: worker.setback for uid, worker in self.workers.items() if worker.setback is not None}
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """Pod UIDs of workers that could not read the checkpoint."""
+        return frozenset(uid for uid, worker in self.workers.items() if worker.cannot_read)
+
+    @property
+    def unplaced(self) -> dict[str, float]:
+        """By pod UID: since when it has been unschedulable."""
+        return {uid: worker.unplaced_s for uid, worker in self.workers.items() if worker.unplaced_s is not None}
+
+    @property
+    def noticed(self) -> frozenset[str]:
+        """Pod UIDs of workers that are asked to leave by a notice."""
+        return frozenset(uid for uid, worker in self.workers.items() if worker.is_noticed)
+
+    @property
+    def failed(self) -> dict[int, PodRow]:
+        """By slot: pods in a row that failed before they ran."""
+        return {number: slot.failed for number, slot in self.slots.items() if slot.failed is not None}
+
+    @property
+    def disrupted(self) -> dict[int, PodRow]:
+        """By slot: pods in a row that were evicted or preempted."""
+        return {number: slot.disrupted for number, slot in self.slots.items() if slot.disrupted is not None}
+
+    @property
+    def given_back(self) -> dict[int, PodRow]:
+        """By slot: pods in a row that found no node."""
+        return {number: slot.given_back for number, slot in self.slots.items() if slot.given_back is not None}
 
 
 @dataclass(frozen=True)
@@ -288,7 +369,7 @@ class JobPlan:
 
     status: dict[str, Any]
     urgency: Urgency
-    memory: Memory
+    memory: JobMemory
     tell: tuple[Tell, ...] = ()
     create: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
     """(slot, attempt, nodes to avoid)."""

@@ -21,6 +21,7 @@ from regroup_operator.plan.lifecycle.lifecycle import (
     stop_word,
 )
 from regroup_operator.plan.pods.pods import plan_pods
+from regroup_operator.plan.remember import remember
 from regroup_operator.plan.report.report import make_report
 
 RESUME_S = 0.1
@@ -34,9 +35,9 @@ def plan_job(inputs: Inputs) -> JobPlan:
     failures = judge_failures(facts)
     lifecycle = decide_lifecycle(facts, failures)
     generation = plan_generation(facts, failures, lifecycle)
-    pods = plan_pods(facts, lifecycle, generation)
+    pods = plan_pods(facts, failures, lifecycle, generation)
     report = make_report(facts, failures, lifecycle, generation, pods)
-    known = pods.memory.document if facts.current is not None and facts.current.known else None
+    known = generation.kept.issued.document if facts.current is not None and facts.current.known else None
     stop, finished = stop_word(lifecycle), finished_of(lifecycle)
     end = None
     if finished is not None and facts.tier != "Script":
@@ -72,7 +73,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         status=report.status,
         # What is told as an event is written at once, or it would be told at every look until then.
         urgency=Urgency.NOW if notes else report.urgency,
-        memory=pods.memory,
+        memory=remember(facts, failures, generation, pods),
         tell=(*generation.tell, *report.tell, *plan_commands(briefing)),
         create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in pods.create),
         create_roles=pods.roles.create,

@@ -20,7 +20,7 @@ from regroup.protocol.wire import Changed, Draining, Fault, Finished, Formed, He
 from regroup_operator.api import parse_job, parse_status
 from regroup_operator.api.crd import custom_resource_definition
 from regroup_operator.endpoint.sessions import apply_report
-from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.plan import Clock, JobMemory
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
@@ -144,7 +144,7 @@ def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_t
             continue
         num_taken += 1
         observation = Observation(pods, {**sessions, pods[0].uid: after})
-        plan = plan_job(Inputs(job, observation, Memory(), clock, Settings(), "u", "e", "i", KUBECTL_LOGS))
+        plan = plan_job(Inputs(job, observation, JobMemory(), clock, Settings(), "u", "e", "i", KUBECTL_LOGS))
         stored = json.loads(json.dumps(plan.status, allow_nan=False))
         parse_status({"status": stored})
         check_schema(stored, STATUS)

@@ -12,13 +12,13 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import Stop
 from regroup_operator.api import parse_job
 from regroup_operator.api.job import role_digest
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency
+from regroup_operator.model.plan import Clock, JobPlan, Urgency
 from regroup_operator.model.records import Observation, Pod, Session, Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.jobs import role
-from tests.builders.plan import JobBuilder, make_job, make_pod, make_session
+from tests.builders.plan import JobBuilder, make_job, make_pod, make_session, remembered
 from tests.unit.plan.test_job import TRAINING, told
 
 STARTED = 1_800_000_000.0
@@ -56,7 +56,7 @@ def plan(
     given = (done(0), done(1)) if sessions is None else sessions
     there = {pod.uid for pod in workers}
     obs = Observation(tuple(workers), {s.pod_uid: s for s in given if s.pod_uid in there}, 0.0, roles=roles)
-    memory = Memory(seen_pods=frozenset({"-"}))
+    memory = remembered()
     return plan_job(
         Inputs(
             builder.build(), obs, memory, clock, Settings(), fresh_uid="fresh", endpoint="e", agent_image="a:1", logs=KUBECTL_LOGS

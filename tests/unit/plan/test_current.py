@@ -8,7 +8,7 @@ import pytest
 
 from regroup.protocol.state import Group, Phase
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.plan import Memory
+from regroup_operator.model.plan import Issued
 from regroup_operator.model.records import Session
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, read_current
 from tests.builders.plan import make_pod, make_session, uid_of
@@ -55,7 +55,7 @@ def test_decide_tier(status: dict[str, object], sessions: list[Session], want: s
 def test_order_and_positions_of_groups_come_back_from_the_status() -> None:
     older = {"generation": 1, "uid": "g1", "members": "0,3,2,1.1"}
     newest = {"generation": 2, "uid": "g2", "kind": "forced", "members": "2-3,0,5", "older": [older]}
-    got = read_current({"membership": newest}, [make_pod(0), make_pod(2)], Memory(), 0.0, per_group=2)
+    got = read_current({"membership": newest}, [make_pod(0), make_pod(2)], Issued(), 0.0, per_group=2)
     assert got is not None
     assert got.members == (MemberId(2, 0), MemberId(3, 0), MemberId(0, 0), MemberId(5, 0))
     assert got.older[0].pod_uids == (uid_of(0), "gone/3.0", uid_of(2), "gone/1.1")

@@ -10,12 +10,12 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES
-from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.plan import Clock, JobMemory, ScriptMemory
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
-    LOOKED,
     MAX_LEFT,
+    FailedNodes,
     SeenExits,
     avoided_nodes,
     count_created,
@@ -25,7 +25,7 @@ from regroup_operator.plan.failures.exits import (
     read_exits,
     see_failures,
 )
-from tests.builders.plan import make_current, make_pod, make_session, uid_of
+from tests.builders.plan import after, make_current, make_pod, make_session, remembered, uid_of
 
 CLOCK = Clock(100.0, 1e9)
 ALL = (make_pod(0), make_pod(1), make_pod(2))
@@ -55,9 +55,9 @@ def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
 )  # fmt: skip
 def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: list[Session], counted: list[str]) -> None:
     obs = Observation(pods, {s.pod_uid: s for s in sessions})
-    seen = see_failures(obs, Memory(), CLOCK, tier=tier, current=make_current())
+    seen = see_failures(obs, JobMemory(), CLOCK, tier=tier, current=make_current())
     assert [f.worker for f in seen.failures] == counted
-    again = see_failures(obs, seen.memory, CLOCK, tier=tier, current=make_current())
+    again = see_failures(obs, after(seen), CLOCK, tier=tier, current=make_current())
     assert again.failures == ()
 
 
@@ -67,7 +67,7 @@ def test_worker_that_can_never_run_is_seen_in_every_tier(tier: str | None, pods:
     """An agent tells of it once, and starts nothing any more: the job waited for ever."""
     ended = ProcessExit(99.0, 0, 0, 2, generation=1, reason="CannotRun", detail="2 processes, 1 GPU")
     obs = Observation(pods, {uid_of(1): make_session(1, exits=(ended,), num_exits=1)})
-    memory = Memory(script_failed=1)
+    memory = JobMemory(script=ScriptMemory(failed=1))
     seen = see_failures(obs, memory, CLOCK, tier=tier, current=make_current())
     assert [(f.worker, f.reason) for f in seen.failures] == [("1", "CannotRun")]
 
@@ -100,18 +100,18 @@ def test_exit_that_is_said_to_another_operator_counts_once(
     began_s = 50.0 if session.exits[0].at_s == 60.0 else 99.5
     obs = Observation(ALL, {session.pod_uid: session}, term_started_s=began_s)
     known = read_exits(restarts)
-    seen = see_failures(obs, Memory(), CLOCK, tier="Session", current=make_current(), known_exits=known)
+    seen = see_failures(obs, JobMemory(), CLOCK, tier="Session", current=make_current(), known_exits=known)
     assert len(seen.failures) == counted
-    again = see_failures(obs, seen.memory, CLOCK, tier="Session", current=make_current(), known_exits=known)
+    again = see_failures(obs, after(seen), CLOCK, tier="Session", current=make_current(), known_exits=known)
     assert again.failures == ()
 
 
 def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_next_operator() -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))})
     known = read_exits({"processes": 1, "exits": {"newest": {KEY: 1}, "generation": 1}})
-    seen = see_failures(obs, Memory(), CLOCK, tier="Script", current=make_current(), known_exits=known)
+    seen = see_failures(obs, JobMemory(), CLOCK, tier="Script", current=make_current(), known_exits=known)
     assert seen.failures == ()
-    assert exits_status(known, obs, seen.memory, "Script", counted=False) == {
+    assert exits_status(known, obs, seen.script.failed, "Script", counted=False) == {
         "newest": {KEY: 1, exit_key(ALL[1]): 1},
         "generation": 1,
     }
@@ -121,11 +121,13 @@ def test_counts_without_numbers_are_remembered_for_pods_whose_agents_have_not_ca
     """The first of two agents reports its counted exit again, and something new is counted: the other one is still to come."""
     known = read_exits({"processes": 2})
     obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1),)}, term_started_s=99.5)
-    said = exits_status(known, obs, Memory(), "Session", counted=True)
+    said = exits_status(known, obs, 0, "Session", counted=True)
     assert said == {"newest": {KEY: 1}, "unnumbered": True}
     both = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))}, term_started_s=99.5)
     known = read_exits({"processes": 3, "exits": said})
-    assert see_failures(both, Memory(), CLOCK, tier="Session", current=make_current(), known_exits=known).failures == ()
+    assert (
+        see_failures(both, JobMemory(), CLOCK, tier="Session", current=make_current(), known_exits=known).failures == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,12 +149,12 @@ def test_status_says_which_exits_were_seen(
     known: dict[str, int], sessions: list[Session], counted: bool, status: dict[str, Any] | None
 ) -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in sessions})
-    assert exits_status(SeenExits(known), obs, Memory(), "Session", counted=counted) == status
+    assert exits_status(SeenExits(known), obs, 0, "Session", counted=counted) == status
 
 
 def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:
     """The generation lost a pod when it was the newest."""
-    memory = see_failures(Observation(ALL[:2], {}), Memory(), CLOCK, tier="Script", current=make_current()).memory
+    memory = after(see_failures(Observation(ALL[:2], {}), JobMemory(), CLOCK, tier="Script", current=make_current()))
     late = exited(0)
     seen = see_failures(
         Observation(ALL, {late.pod_uid: late}), memory, CLOCK, tier="Script", current=make_current(number=2)
@@ -175,19 +177,21 @@ def test_worker_whose_loss_is_known_only_after_the_next_generation_was_announced
     """A node lost its power: the peers fail at once, and it is called lost only seconds later (walk 24966)."""
     obs = Observation(ALL, {s.pod_uid: s for s in (make_session(0), make_session(1), gone)})
     current = make_current((0, 1), number=2)
-    memory = see_failures(obs, Memory(), CLOCK, tier=tier, current=current).memory
-    assert memory.script_left == left
-    assert excused_generations([], memory, tier) == set(left)
-    assert see_failures(obs, memory, CLOCK, tier=tier, current=current).memory == memory, "nothing new to remember"
+    memory = after(see_failures(obs, JobMemory(), CLOCK, tier=tier, current=current))
+    assert memory.script.left == left
+    assert excused_generations([], memory.script.left, tier) == set(left)
+    assert see_failures(obs, memory, CLOCK, tier=tier, current=current).script == memory.script, (
+        "nothing new to remember"
+    )
 
 
 def test_generations_that_were_left_are_bounded_and_stay_the_newest() -> None:
     gone = {uid_of(s): make_session(s, Phase.TRAINING, s + 1, closed_at_s=98.0) for s in range(MAX_LEFT + 5)}
     obs = Observation((), gone)
-    memory = see_failures(obs, Memory(), CLOCK, tier="Script", current=make_current(number=50)).memory
-    assert len(memory.script_left) == MAX_LEFT
-    assert memory.script_left[-1] == 50
-    assert see_failures(obs, memory, CLOCK, tier="Script", current=make_current(number=50)).memory == memory
+    memory = after(see_failures(obs, JobMemory(), CLOCK, tier="Script", current=make_current(number=50)))
+    assert len(memory.script.left) == MAX_LEFT
+    assert memory.script.left[-1] == 50
+    assert see_failures(obs, memory, CLOCK, tier="Script", current=make_current(number=50)).script == memory.script
 
 
 @pytest.mark.parametrize(
@@ -200,7 +204,7 @@ def test_generations_that_were_left_are_bounded_and_stay_the_newest() -> None:
 )
 def test_generations_whose_exits_are_excused(tier: str | None, excused: set[int]) -> None:
     killed = make_session(0, exits=(ProcessExit(99.0, 1, 0, -9, "", 2),), num_exits=1)
-    assert excused_generations([killed, exited(1)], Memory(script_left=(3,)), tier) == excused
+    assert excused_generations([killed, exited(1)], (3,), tier) == excused
 
 
 BEFORE = make_pod(0, boot_id="first")
@@ -226,30 +230,30 @@ BEFORE = make_pod(0, boot_id="first")
     ],
 )  # fmt: skip
 def test_container_that_restarts(changes: dict[str, Any], counted: int) -> None:
-    looked = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
+    looked = after(see_failures(Observation((BEFORE,), {}), JobMemory(), CLOCK))
     seen = see_failures(Observation((replace(BEFORE, **{"container_restarts": 1} | changes),), {}), looked, CLOCK)
     assert len(seen.failures) == counted
 
 
 def test_flapping_node_costs_no_restart_and_a_crash_after_its_boot_does() -> None:
-    memory, counts = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory, []
+    memory, counts = after(see_failures(Observation((BEFORE,), {}), JobMemory(), CLOCK)), []
     lives = [(255, "first"), (255, "first"), (143, "second"), (1, "second"), (255, "second")]
     for restarts, (code, boot_id) in enumerate(lives, start=1):
         pod = replace(BEFORE, container_restarts=restarts, last_exit_code=code, boot_id=boot_id)
         seen = see_failures(Observation((pod,), {}), memory, CLOCK)
-        memory = seen.memory
+        memory = after(seen)
         counts.append(len(seen.failures))
     assert counts == [0, 0, 0, 1, 0]
 
 
 def test_boot_that_is_seen_before_the_container_restarts_is_remembered_until_then() -> None:
-    memory = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
+    memory = after(see_failures(Observation((BEFORE,), {}), JobMemory(), CLOCK))
     booted = replace(BEFORE, boot_id="second")
-    memory = see_failures(Observation((booted,), {}), memory, CLOCK).memory
+    memory = after(see_failures(Observation((booted,), {}), memory, CLOCK))
     seen = see_failures(Observation((replace(booted, container_restarts=1, last_exit_code=143),), {}), memory, CLOCK)
     assert seen.failures == ()
-    gone = see_failures(Observation((), {}), seen.memory, CLOCK).memory
-    assert gone.boot_ids == {}, "who is gone is forgotten"
+    gone = see_failures(Observation((), {}), after(seen), CLOCK)
+    assert gone.counted == {}, "who is gone is forgotten"
 
 
 SLOT_1 = MemberId(1, 1)
@@ -280,30 +284,29 @@ SLOT_1 = MemberId(1, 1)
     ],
 )  # fmt: skip
 def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], cause: str | None) -> None:
-    counted = count_created([SLOT_1], pods, Memory(), **given)[0]
+    counted = count_created([SLOT_1], pods, **given)[0]
     assert counted == ({} if cause is None else {cause: 1})
     assert counted.keys() <= set(POD_CAUSES)
 
 
 def test_replacement_of_an_evicted_pod_that_is_gone_is_told_by_what_is_remembered() -> None:
-    memory = Memory(disrupted_pods={1: PodRow(2, 3, 90.0, "Preempted")})
-    given: dict[str, Any] = {"members": [MemberId(1, 2)]}
-    assert count_created([MemberId(1, 4)], (make_pod(0),), memory, **given)[0] == {}
+    given: dict[str, Any] = {"members": [MemberId(1, 2)], "disrupted": {1: PodRow(2, 3, 90.0, "Preempted")}}
+    assert count_created([MemberId(1, 4)], (make_pod(0),), **given)[0] == {}
     newer = make_pod(1, 4, phase="Failed")
-    assert count_created([MemberId(1, 5)], (make_pod(0), newer), memory, **given)[0] == {"PodFailed": 1}
-    assert count_created([MemberId(1, 5)], (make_pod(0),), memory, **given)[0] == {"Deleted": 1}, "the one after it"
+    assert count_created([MemberId(1, 5)], (make_pod(0), newer), **given)[0] == {"PodFailed": 1}
+    assert count_created([MemberId(1, 5)], (make_pod(0),), **given)[0] == {"Deleted": 1}, "the one after it"
     old = make_pod(1, 0, node_ready=False)
-    released = count_created([SLOT_1], (make_pod(0), old), Memory(), released={old.uid}, **given)[0]
+    released = count_created([SLOT_1], (make_pod(0), old), released={old.uid}, members=[MemberId(1, 2)])[0]
     assert released == {"Deleted": 1}, "who was released on a node without power lingers"
 
 
-def failed_pods(*nodes: str) -> Memory:
-    """Return the memory after pods of slot 0 failed one after the other on these nodes."""
-    memory = see_failures(Observation((), {}), Memory(), CLOCK).memory
+def failed_pods(*nodes: str) -> FailedNodes:
+    """Return what is known after pods of slot 0 failed one after the other on these nodes."""
+    seen = see_failures(Observation((), {}), JobMemory(), CLOCK)
     for attempt, node in enumerate(nodes):
         pod = make_pod(0, attempt, phase="Failed", node=node, last_exit_code=137)
-        memory = see_failures(Observation((pod,), {}), memory, CLOCK).memory
-    return memory
+        seen = see_failures(Observation((pod,), {}), after(seen), CLOCK)
+    return seen.nodes
 
 
 @pytest.mark.parametrize(
@@ -328,11 +331,11 @@ def of_init(failures: int, **changes: Any) -> Pod:
 
 
 def test_failures_of_an_init_container_count_once_each() -> None:
-    memory, found = Memory(seen_pods=frozenset({LOOKED})), []
+    memory, found = remembered(), []
     for number in (0, 1, 1, 2, 4):
         pod = of_init(number) if number else make_pod(0, phase="Pending")
         seen = see_failures(Observation((pod,)), memory, CLOCK)
-        memory = seen.memory
+        memory = after(seen)
         found.append([(f.init, f.exit_code, f.container) for f in seen.failures])
     one = ("setup", 3, True)
     assert found == [[], [one], [], [one], [one, one]]
@@ -341,13 +344,11 @@ def test_failures_of_an_init_container_count_once_each() -> None:
 @pytest.mark.parametrize(
     ("pod", "memory"),
     [
-        pytest.param(
-            of_init(2, init_failed="", init_exit_code=None), Memory(seen_pods=frozenset({LOOKED})), id="run again"
-        ),
-        pytest.param(of_init(2, init_exit_code=255), Memory(seen_pods=frozenset({LOOKED})), id="its node restarts"),
-        pytest.param(of_init(2, terminating=True), Memory(seen_pods=frozenset({LOOKED})), id="the pod is deleted"),
-        pytest.param(of_init(2), Memory(), id="an earlier operator has counted them"),
+        pytest.param(of_init(2, init_failed="", init_exit_code=None), remembered(), id="run again"),
+        pytest.param(of_init(2, init_exit_code=255), remembered(), id="its node restarts"),
+        pytest.param(of_init(2, terminating=True), remembered(), id="the pod is deleted"),
+        pytest.param(of_init(2), JobMemory(), id="an earlier operator has counted them"),
     ],
 )
-def test_ends_of_an_init_container_that_do_not_count(pod: Pod, memory: Memory) -> None:
+def test_ends_of_an_init_container_that_do_not_count(pod: Pod, memory: JobMemory) -> None:
     assert see_failures(Observation((pod,)), memory, CLOCK).failures == ()

@@ -12,7 +12,7 @@ from regroup.protocol.document import CheckpointRef
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Finish, Generation, Stop
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency
+from regroup_operator.model.plan import Clock, JobMemory, JobPlan, Urgency
 from regroup_operator.model.records import Pod, ProcessExit, Session
 from regroup_operator.plan.facts.finished import Finished, read_finished
 from regroup_operator.plan.lifecycle.finished import may_run, places_of, taken_over
@@ -53,7 +53,7 @@ def plan(
     *sessions: Session,
     pods: Sequence[Pod] = (make_pod(0), make_pod(1)),
     clock: Clock = CLOCK,
-    memory: Memory | None = None,
+    memory: JobMemory | None = None,
 ) -> JobPlan:
     """Plan a job whose scripts run on after the last step, unless said otherwise."""
     there = {pod.uid for pod in pods}

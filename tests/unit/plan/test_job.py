@@ -22,7 +22,17 @@ from regroup.protocol.wire import (
     Welcome,
 )
 from regroup_operator.api.job import TEMPLATE_CHANGED, template_digest, worker_digest
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell, Urgency, Verdict
+from regroup_operator.model.plan import (
+    Clock,
+    Issued,
+    JobMemory,
+    JobPlan,
+    SlotMemory,
+    Spell,
+    Urgency,
+    Verdict,
+    WorkerMemory,
+)
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.facts.facts import Inputs
@@ -30,14 +40,7 @@ from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.jobs import role
-from tests.builders.plan import (
-    JobBuilder,
-    make_job,
-    make_pod,
-    make_progress,
-    make_session,
-    uid_of,
-)
+from tests.builders.plan import JobBuilder, counted, make_job, make_pod, make_progress, make_session, remembered, uid_of
 
 CLOCK = Clock(100.0, 1_800_000_000.0)
 SETTINGS = Settings()
@@ -61,7 +64,7 @@ def plan(
     *,
     pods: tuple[Pod, ...] | None = None,
     sessions: tuple[Session, ...] | None = None,
-    memory: Memory | None = None,
+    memory: JobMemory | None = None,
     clock: Clock = CLOCK,
     term_started_s: float = 0.0,
     refusal: Verdict | None = None,
@@ -69,7 +72,7 @@ def plan(
     """Plan a job of two workers that trains, unless said otherwise."""
     pods = (make_pod(0), make_pod(1)) if pods is None else pods
     sessions = (trains(0), trains(1)) if sessions is None else sessions
-    seen = Memory(seen_pods=frozenset({"-"}))
+    seen = remembered()
     observation = Observation(pods, {s.pod_uid: s for s in sessions}, term_started_s)
     return plan_job(
         Inputs(
@@ -130,26 +133,26 @@ def test_agents_of_a_script_are_asked_from_time_to_time(
     assert told(got, Ping) == ([uid_of(0), uid_of(1)] if asked else [])
 
 
-@pytest.mark.parametrize("rows", ["early_failures", "disrupted_pods"])
+@pytest.mark.parametrize("rows", ["failed", "disrupted"])
 def test_number_of_a_pod_that_counts_is_not_used_again_once_it_is_gone(rows: str) -> None:
-    counted: dict[str, Any] = {rows: {0: PodRow(1, 3, 99.0)}}
-    memory = Memory(seen_pods=frozenset({"-"}), **counted)
+    counted: dict[str, Any] = {rows: PodRow(1, 3, 99.0)}
+    memory = remembered(slots={0: SlotMemory(**counted)})
     got = plan(pods=(make_pod(0, terminating=True), make_pod(1)), memory=memory)
     assert got.create == ((0, 4, ()),)
 
 
 def test_rows_of_failed_pods_are_forgotten_once_the_job_is_to_be_suspended() -> None:
     row = PodRow(7, 3, 99.0)
-    memory = Memory(seen_pods=frozenset({"-"}), early_failures={0: row}, disrupted_pods={1: row})
+    memory = remembered(slots={0: SlotMemory(failed=row), 1: SlotMemory(disrupted=row)})
     got = plan(memory=memory)
-    assert (got.memory.early_failures, got.memory.disrupted_pods) == ({0: row}, {1: row})
+    assert (got.memory.failed, got.memory.disrupted) == ({0: row}, {1: row})
     got = plan(job().with_spec(runPolicy={"suspend": True}), memory=memory)
-    assert (got.memory.early_failures, got.memory.disrupted_pods) == ({}, {})
+    assert (got.memory.failed, got.memory.disrupted) == ({}, {})
 
 
 def test_slot_is_not_held_back_once_its_template_is_corrected() -> None:
     row = PodRow(7, 3, 99.0)
-    memory = Memory(seen_pods=frozenset({"-"}), early_failures={0: row}, disrupted_pods={1: row})
+    memory = remembered(slots={0: SlotMemory(failed=row), 1: SlotMemory(disrupted=row)})
     pods = tuple(
         make_pod(s, 3, phase="Failed", running_since_s=None, spec_digest="old", last_exit_code=None) for s in (0, 1)
     )
@@ -180,7 +183,7 @@ def test_progress_alone_is_not_urgent() -> None:
 def test_late_worker_has_its_time_by_the_steps_that_most_report(others_s: float, restarted: bool) -> None:
     second = {**MEMBERSHIP, "generation": 2, "members": "1", "worldSize": 1, "adopted": False, "startStep": None}
     late = trains(0, progress=make_progress(9), progress_generation=1, step_s=360.0)
-    memory = Memory(seen_pods=frozenset({"-"}), spells={uid_of(0): Spell("behind", 0.0)})
+    memory = remembered({uid_of(0): WorkerMemory(spell=Spell("behind", 0.0))})
     holder = make_session(
         1, Phase.TRAINING, 2, told_tier="Session", told_generation=2, condition_at_s=0.0, step_s=others_s
     )
@@ -204,7 +207,7 @@ def test_late_worker_has_its_time_by_what_processes_measured_before_the_second_r
 ) -> None:
     second = {**MEMBERSHIP, "generation": 2, "members": "1", "worldSize": 1, "adopted": False, "startStep": None}
     late = trains(0, progress=replace(make_progress(9), **reported), progress_generation=1)
-    memory = Memory(seen_pods=frozenset({"-"}), spells={uid_of(0): Spell("behind", 0.0)})
+    memory = remembered({uid_of(0): WorkerMemory(spell=Spell("behind", 0.0))})
     holder = make_session(1, Phase.TRAINING, 2, told_tier="Session", told_generation=2, condition_at_s=0.0)
     holder = replace(holder, condition=replace(holder.condition, adopted=2, step=9))
     got = plan(job({**TRAINING, "membership": second}), sessions=(late, holder), memory=memory)
@@ -214,44 +217,44 @@ def test_late_worker_has_its_time_by_what_processes_measured_before_the_second_r
 @pytest.mark.parametrize(
     ("session", "pod", "memory", "count"),
     [
-        pytest.param(exits(0, 1), make_pod(0), Memory(seen_pods=frozenset("-")), 1, id="an exit"),
-        pytest.param(exits(0, 3), make_pod(0), Memory(num_exits={uid_of(0): 1}), 2, id="those that were counted are not again"),
-        pytest.param(exits(0, 2), make_pod(0), Memory(num_exits={uid_of(0): 2}), 0, id="nothing new"),
+        pytest.param(exits(0, 1), make_pod(0), remembered(), 1, id="an exit"),
+        pytest.param(exits(0, 3), make_pod(0), JobMemory(counted(exits=1)), 2, id="those that were counted are not again"),
+        pytest.param(exits(0, 2), make_pod(0), JobMemory(counted(exits=2)), 0, id="nothing new"),
         pytest.param(
-            trains(0), make_pod(0, container_restarts=2, last_exit_code=137), Memory(), 0,
+            trains(0), make_pod(0, container_restarts=2, last_exit_code=137), JobMemory(), 0,
             id="container restarts of before this operator were counted by the one before",
         ),
         pytest.param(
             trains(0), make_pod(0, container_restarts=2, last_exit_code=137),
-            Memory(seen_pods=frozenset("-"), container_restarts={uid_of(0): 1}), 1, id="a container that failed",
+            remembered(counted(container_restarts=1)), 1, id="a container that failed",
         ),
         pytest.param(
-            trains(0), make_pod(0, container_restarts=1, last_exit_code=0), Memory(seen_pods=frozenset("-")), 0,
+            trains(0), make_pod(0, container_restarts=1, last_exit_code=0), remembered(), 0,
             id="a container that ended well",
         ),
         pytest.param(
-            trains(0), make_pod(0, container_restarts=1, last_exit_code=143, terminating=True), Memory(seen_pods=frozenset("-")), 0,
+            trains(0), make_pod(0, container_restarts=1, last_exit_code=143, terminating=True), remembered(), 0,
             id="a deletion is no failure",
         ),
         pytest.param(
             trains(0, draining=Draining(20.0)), make_pod(0, container_restarts=1, last_exit_code=143),
-            Memory(seen_pods=frozenset("-")), 0, id="a drain is none",
+            remembered(), 0, id="a drain is none",
         ),
         pytest.param(
-            trains(0), make_pod(0, phase="Failed", last_exit_code=2), Memory(seen_pods=frozenset("-")), 1,
+            trains(0), make_pod(0, phase="Failed", last_exit_code=2), remembered(), 1,
             id="a pod that ended by itself with an error",
         ),
         pytest.param(
-            trains(0), make_pod(0, phase="Failed", last_exit_code=137), Memory(seen_pods=frozenset("-")), 0,
+            trains(0), make_pod(0, phase="Failed", last_exit_code=137), remembered(), 0,
             id="a pod that was evicted is none",
         ),
         pytest.param(
-            trains(0), make_pod(0, phase="Failed", last_exit_code=2), Memory(seen_pods=frozenset({"-", uid_of(0)})), 0,
+            trains(0), make_pod(0, phase="Failed", last_exit_code=2), remembered(counted(has_ended=True)), 0,
             id="a failed pod counts once",
         ),
     ],
 )  # fmt: skip
-def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: Memory, count: int) -> None:
+def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: JobMemory, count: int) -> None:
     got = plan(pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=memory)
     assert got.status.get("restarts", {}).get("processes", 0) == count
     again = plan(job(got.status), pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=got.memory)
@@ -292,8 +295,8 @@ def test_checkpoint_that_the_job_begins_with_is_written_at_once_and_read_by_ever
     later = plan(
         resumes.with_status(got.status), pods=(make_pod(0, 1), make_pod(1, 1)), sessions=fresh, memory=got.memory
     )
-    assert later.memory.document is not None
-    assert (later.memory.document.number, later.memory.document.imported) == (2, pinned)
+    assert later.memory.issued.document is not None
+    assert (later.memory.issued.document.number, later.memory.issued.document.imported) == (2, pinned)
 
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom'
@@ -391,7 +394,7 @@ def test_failures_of_a_template_that_was_corrected_before_the_start_count_no_mor
     given: dict[str, Any] = {"phase": "Failed", "running_since_s": None}
     pods = (make_pod(0, 1, spec_digest="of before", **given), make_pod(0, 2, spec_digest=digest, **given), make_pod(1))
     got = plan(job(None), pods=pods, sessions=())
-    assert got.memory.early_failures == {0: PodRow(1, 2, CLOCK.now_s)}
+    assert got.memory.failed == {0: PodRow(1, 2, CLOCK.now_s)}
     assert [made[:2] for made in got.create] == [(0, 3)], "the first failure is made good at once"
 
 
@@ -861,7 +864,7 @@ def groups(**sessions: Any) -> JobPlan:
         builder.with_status(TRAINING | {"membership": membership}),
         pods=tuple(make_pod(slot) for slot in range(4)),
         sessions=tuple(given.values()),
-        memory=Memory(seen_pods=frozenset({"-"}), document=document, announced_at_s=99.0),
+        memory=remembered(issued=Issued(document, announced_at_s=99.0)),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.spec import ExitRule, Signal
-from regroup_operator.model.plan import Clock, Failure, IgnoredRow, JobPlan, Memory
+from regroup_operator.model.plan import Clock, Failure, IgnoredRow, JobMemory, JobPlan
 from regroup_operator.model.pod_row import FORGOTTEN_S, PodRow
 from regroup_operator.model.records import Pod, ProcessExit, Session
 from regroup_operator.plan.failures.on_exit import (
@@ -417,7 +417,7 @@ def test_next_operator_decides_by_what_the_status_says() -> None:
     assert first.status["restarts"]["judged"] == {
         "generation": 1, "rule": "spec.recovery.onExit[1] (Ignore, exitCodes In 3)", "failed": {"0": 1}, "ends": {},
     }  # fmt: skip
-    other = plan(ruled(*rules, status=first.status), memory=Memory(), sessions=(trains(0), exited(1, 2)))
+    other = plan(ruled(*rules, status=first.status), memory=JobMemory(), sessions=(trains(0), exited(1, 2)))
     same = plan(ruled(*rules, status=first.status), memory=first.memory, sessions=(exited(0, 3), exited(1, 2)))
     for got in (other, same):
         assert got.status["phase"] != "Failed"
@@ -449,20 +449,20 @@ def test_container_that_ended_while_no_operator_looked(
     judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
     builder = ruled(rule("Fail", reasons=["OOMKilled"]), status={**TRAINING, **judged})
     pod = replace(OOM_POD, **how)
-    got = plan(builder, memory=Memory(), pods=(pod, make_pod(1)))
+    got = plan(builder, memory=JobMemory(), pods=(pod, make_pod(1)))
     assert (got.status["phase"] == "Failed") == (fails_by_rule and not unseen)
     assert got.status["restarts"]["processes"] == int(fails_by_rule and not unseen)
     assert got.status["restarts"]["judged"]["ends"] == {"digits-worker-0-0": 1}
     again = plan(
         ruled(rule("Restart", reasons=["OOMKilled"]), status=got.status), memory=got.memory, pods=(pod, make_pod(1))
     )
-    no_rules = plan(job({**TRAINING, **judged}), memory=Memory(), pods=(pod, make_pod(1)))
+    no_rules = plan(job({**TRAINING, **judged}), memory=JobMemory(), pods=(pod, make_pod(1)))
     assert not no_rules.status.get("restarts", {}).get("processes"), "without rules what is not seen does not count"
     assert again.status["restarts"]["processes"] == got.status["restarts"]["processes"], "judged once"
 
 
-@pytest.mark.parametrize("memory", [None, Memory()], ids=["the same operator", "the next one"])
-def test_rule_that_is_written_later_applies_to_later_failures(memory: Memory | None) -> None:
+@pytest.mark.parametrize("memory", [None, JobMemory()], ids=["the same operator", "the next one"])
+def test_rule_that_is_written_later_applies_to_later_failures(memory: JobMemory | None) -> None:
     before = plan(ruled(), sessions=(exited(0, 2), trains(1)))
     sessions = (exited(0, 2), trains(1)) if memory is None else (trains(0), trains(1))
     edited = plan(ruled(codes("Fail", 2), status=before.status), memory=memory or before.memory, sessions=sessions)
@@ -500,7 +500,7 @@ def test_eviction_while_no_operator_looked(ends: dict[str, int] | None, counted:
     judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
     pods = (make_pod(0, disruption="EvictionByEvictionAPI", terminating=True), make_pod(1))
     builder = ruled(rule("Restart", reasons=["Evicted"]), status={**TRAINING, **judged})
-    assert len(plan(builder, memory=Memory(), pods=pods).status["restarts"].get("recent", ())) == counted
+    assert len(plan(builder, memory=JobMemory(), pods=pods).status["restarts"].get("recent", ())) == counted
 
 
 def test_eviction_of_a_pod_that_was_let_go_counts_nothing() -> None:
@@ -528,9 +528,7 @@ def test_counted_evictions_are_no_crash_of_the_script() -> None:
         memory, status = got.memory, got.status
     assert (got.status["phase"] != "Failed", len(got.status["restarts"]["recent"])) == (True, 4)
     assert memory is not None
-    assert (memory.crash, memory.disrupted_pods) == (None, {}), (
-        "what counts is bounded by maxRestarts, and not held back"
-    )
+    assert (memory.crash, memory.disrupted) == (None, {}), "what counts is bounded by maxRestarts, and not held back"
 
 
 @pytest.mark.parametrize("rules", [(rule("Ignore", reasons=["Preempted"]),), ()], ids=["ignored", "without a rule"])
@@ -545,7 +543,7 @@ def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time(rules:
         due.append(bool(got.create))
     assert due == [True, False, False]
     assert memory is not None
-    assert memory.disrupted_pods[1].count == 3
+    assert memory.disrupted[1].count == 3
     ready = condition(got, "PodsReady")
     assert (ready["status"], ready["reason"]) == ("False", "Disrupted")
     assert (
@@ -636,8 +634,8 @@ def test_incident_names_the_rule_of_an_exit_that_is_told_after_its_generation_ha
 
 
 @pytest.mark.parametrize("tier", ["Session", "Script"])
-@pytest.mark.parametrize("memory", [None, Memory()], ids=["the same operator", "the next one"])
-def test_member_that_fails_after_success_elsewhere_is_no_success(tier: str, memory: Memory | None) -> None:
+@pytest.mark.parametrize("memory", [None, JobMemory()], ids=["the same operator", "the next one"])
+def test_member_that_fails_after_success_elsewhere_is_no_success(tier: str, memory: JobMemory | None) -> None:
     status = {**TRAINING, "tier": tier, "membership": MEMBERSHIP}
     finished = trains(0, session=tier == "Session")
     finished = replace(finished, condition=replace(finished.condition, phase=Phase.FINISHED))

@@ -9,11 +9,11 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
-from regroup_operator.model.plan import Clock, Memory, PodEnds
+from regroup_operator.model.plan import Clock, PodEnds
 from regroup_operator.model.records import Observation, Pod, Session
-from regroup_operator.plan.failures.exits import LOOKED, see_failures
+from regroup_operator.plan.failures.exits import see_failures
 from regroup_operator.plan.failures.pod_ends import ROUNDS, note_pod_ends, pod_ends_failure, without_slots
-from tests.builders.plan import make_condition, make_pod, make_session, uid_of
+from tests.builders.plan import after, make_condition, make_pod, make_session, remembered, uid_of
 
 Step = tuple[Sequence[int], int | None]
 """(Slots whose pods end, the step at which the newest generation began; None: it has not begun)."""
@@ -199,16 +199,14 @@ FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
 )
 def test_which_count(pod: Pod, session: Session | None, counts: bool) -> None:
     sessions = {} if session is None else {uid_of(0): session}
-    seen = see_failures(
-        Observation((pod,), sessions), Memory(seen_pods=frozenset({LOOKED})), Clock(100.0, 1_800_000_000.0)
-    )
+    seen = see_failures(Observation((pod,), sessions), remembered(), Clock(100.0, 1_800_000_000.0))
     assert seen.ended == ((pod,) if counts else ())
-    again = see_failures(Observation((pod,), sessions), seen.memory, Clock(101.0, 1_800_000_001.0))
+    again = see_failures(Observation((pod,), sessions), after(seen), Clock(101.0, 1_800_000_001.0))
     assert again.ended == (), "once"
 
 
 def test_released_pod_does_not_count() -> None:
     pod = make_pod(0, phase="Succeeded", last_exit_code=0)
-    memory = Memory(seen_pods=frozenset({LOOKED}))
+    memory = remembered()
     seen = see_failures(Observation((pod,)), memory, Clock(100.0, 1_800_000_000.0), released={pod.uid})
     assert seen.ended == ()

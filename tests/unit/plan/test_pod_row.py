@@ -1,6 +1,7 @@
 """Pods that fail one after the other: how many there were, and how long the next one is waited for."""
 
 import pytest
+
 from regroup_operator.model.pod_row import FORGOTTEN_S, REPLACED, TRIED_AGAIN, Pauses, PodRow
 
 

@@ -196,7 +196,7 @@ def test_rows_of_failures_end_with_a_suspension() -> None:
         with_policy(resumed.status),
         pods=(make_pod(0, 1), make_pod(1, 1)),
         sessions=(),
-        memory=replace(memory, seen_pods=resumed.memory.seen_pods),
+        memory=memory,
     )
     assert again.status["membership"]["suspended"], "no generation has begun since"
     assert (again.memory.crash, again.memory.ignored) == (crash, memory.ignored), "a row of its own"

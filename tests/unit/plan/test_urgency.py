@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regroup_operator.model.plan import Memory, Urgency
+from regroup_operator.model.plan import JobMemory, Urgency
 from regroup_operator.plan.report.urgency import SOON_S, STARTING_S, differing, urgency, write_due_s
 
 WAITING = {"type": "Training", "status": "False", "reason": "WaitingForMore", "message": "2 workers ready."}
@@ -119,7 +119,7 @@ def test_first_status_is_written_at_once() -> None:
 def test_when_a_status_is_written(
     differs: dict[Urgency, float], level: Urgency, written_s: float | None, want_s: float
 ) -> None:
-    memory = Memory(written_s=written_s, differs_since_s=differing(differs, level, 100.0))
+    memory = JobMemory(written_s=written_s, differs_since_s=differing(differs, level, 100.0))
     assert write_due_s(level, memory, now_s=100.0, progress_write_s=10.0) == pytest.approx(want_s)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from regroup.protocol.document import CheckpointRef, Document, LineageEntry, OlderGeneration
 from regroup.protocol.state import Group, Phase
 from regroup_operator.api.members import MemberId, format_members, gone_name, parse_members
-from regroup_operator.model.plan import Memory
+from regroup_operator.model.plan import Issued
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Announce, Current
 from regroup_operator.plan.facts.groups import positions_of
@@ -19,15 +19,15 @@ imports take on a busy node: until then nobody says Running of a job in which no
 
 
 def read_current(
-    status: Mapping[str, Any], pods: Iterable[Pod], memory: Memory, term_started_s: float, per_group: int = 1
+    status: Mapping[str, Any], pods: Iterable[Pod], issued: Issued, term_started_s: float, per_group: int = 1
 ) -> Current | None:
-    """Return the newest generation, None before the first. `memory` knows more of it if this operator issued it; `per_group`
+    """Return the newest generation, None before the first. `issued` knows more of it if this operator issued it; `per_group`
     workers are a group, which does not change once there is a generation."""
     membership = status.get("membership")
     if membership is None:
         return None
     uids = {pod.id: pod.uid for pod in pods}
-    document, announced_at_s = memory.document, memory.announced_at_s
+    document, announced_at_s = issued.document, issued.announced_at_s
     known = document is not None and document.uid == membership["uid"]
     older = tuple(
         OlderGeneration(
@@ -48,8 +48,8 @@ def read_current(
         older=older,
         lineage=tuple(LineageEntry(e["generation"], e["startStep"]) for e in status.get("lineage", ())),
         known=known,
-        attempts=0 if membership.get("adopted") else max(1, memory.attempts),
-        launches=known and memory.launches,
+        attempts=0 if membership.get("adopted") else max(1, issued.attempts),
+        launches=known and issued.launches,
         incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
         suspended=bool(membership.get("suspended")),
     )

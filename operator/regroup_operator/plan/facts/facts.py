@@ -10,7 +10,7 @@ from typing import Any
 
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
+from regroup_operator.model.plan import Clock, Expected, JobMemory, Verdict, earliest
 from regroup_operator.model.records import Observation, Pod, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
@@ -18,7 +18,7 @@ from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots,
 from regroup_operator.plan.facts.finished import Finished, TakenBack, read_finished, read_taken_back, says_done
 from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
-from regroup_operator.plan.facts.peers import with_peers
+from regroup_operator.plan.facts.peers import Peers, with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.size import Size, decide_size
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
@@ -37,7 +37,7 @@ class Inputs:
 
     job: Job
     obs: Observation
-    memory: Memory
+    memory: JobMemory
     clock: Clock
     settings: Settings
     fresh_uid: str
@@ -57,7 +57,9 @@ class Facts:
     inputs: Inputs
     status: Mapping[str, Any]
     changed: Mapping[str, Any]
-    memory: Memory
+    peers: Peers
+    losses: Mapping[str, float]
+    """By member of the newest generation: since when it is lost (monotonic)."""
     tier: str | None
     processes: int
     """Of each worker."""
@@ -74,6 +76,11 @@ class Facts:
     """How many workers the job has now: spec.replicas, or fewer while a growth waits."""
     finished: Finished | None
     """The end of the steps, as the status has it; None: there are steps to train."""
+
+    @property
+    def memory(self) -> JobMemory:
+        """What the plan before has left."""
+        return self.inputs.memory
 
     @property
     def awaited(self) -> dict[str, int]:
@@ -217,10 +224,10 @@ def gather_facts(inputs: Inputs) -> Facts:
     """Return the facts. Before the first generation the pods of an earlier spec are released, and what kind of script they had is
     forgotten."""
     job, clock, stored = inputs.job, inputs.clock, inputs.job.status.to_dict()
-    sessions, peers = with_peers(inputs.obs.sessions, inputs.memory.document, inputs.memory.peers)
+    sessions, peers = with_peers(inputs.obs.sessions, inputs.memory.issued.document, inputs.memory.peers)
     inputs = replace(inputs, obs=replace(inputs.obs, sessions=sessions))
-    obs, memory, per_group = inputs.obs, replace(inputs.memory, peers=peers), job.spec.workers_per_group
-    current = read_current(stored, obs.pods, memory, obs.term_started_s, per_group)
+    obs, memory, per_group = inputs.obs, inputs.memory, job.spec.workers_per_group
+    current = read_current(stored, obs.pods, memory.issued, obs.term_started_s, per_group)
     released, earlier = frozenset(stored.get("released", ())), tuple[str, ...]()
     changed: dict[str, Any] = {}
     if current is None:
@@ -254,20 +261,18 @@ def gather_facts(inputs: Inputs) -> Facts:
     losses = see_losses(
         memory.losses, members_of(workers), current, newest, stored.get("progress"), obs.term_started_s, clock
     )
-    memory = replace(memory, losses=losses)
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
     if size.growth is not None or "growth" in stored:
         changed["growth"] = size.growth
     checkpoint = job.spec.checkpoint
     resume_path = None if checkpoint is None else checkpoint.resume_path
     adoption = see_adoption(stored, current, members_of(workers), sessions.values(), resume_path)
-    if adoption.completed:
-        memory = replace(memory, readers=frozenset())
     return Facts(
         inputs=inputs,
         status=stored,
         changed={**changed, **adoption.status},
-        memory=memory,
+        peers=peers,
+        losses=losses,
         tier=tier,
         processes=processes,
         released=released,

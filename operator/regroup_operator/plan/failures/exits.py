@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES
-from regroup_operator.model.plan import Clock, Failure, Memory
+from regroup_operator.model.plan import Clock, Counted, Failure, JobMemory, ScriptMemory
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
@@ -36,8 +37,7 @@ BY_KUBELET = "TerminationByKubelet"
 """Pod.disruption of a pod that its kubelet evicts, for example because the node's memory is short."""
 NODE_SHUTDOWN = ("Terminated", "NodeShutdown", "Shutdown")
 """Pod.status_reason of a pod whose node is shut down, by the release of its kubelet."""
-LOOKED = "-"
-"""In Memory.seen_pods: this operator has looked at the job before."""
+NO_ROWS: Mapping[int, PodRow] = MappingProxyType({})
 MAX_LEFT = 32
 """How many of the generations that lost a pod are remembered: more than the rounds of a crash, since exits of peers may be told
 late."""
@@ -48,11 +48,24 @@ class Seen:
     """`failures`: what is new and counts against maxRestarts. `disrupted`: new evictions and preemptions, with their pods."""
 
     failures: tuple[Failure, ...]
-    memory: Memory
+    counted: Mapping[str, Counted]
+    """By pod UID: what has been counted by now."""
+    nodes: FailedNodes
+    script: ScriptMemory
     disrupted: tuple[tuple[Pod, Failure], ...] = ()
     ended: tuple[Pod, ...] = ()
     """Pods that have ended, or whose trainer container has, although nobody has asked them to leave, and that count for no
     maxRestarts (pod_ends.py)."""
+
+
+@dataclass(frozen=True)
+class FailedNodes:
+    """By slot: where its pods have failed."""
+
+    last: Mapping[int, str]
+    """The node on which its pod failed last."""
+    bad: Mapping[int, tuple[str, float]]
+    """The node on which its pods failed twice in a row, and when they last did (monotonic)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,7 @@ def read_exits(restarts: Mapping[str, Any] | None) -> SeenExits:
 
 
 def exits_status(
-    known: SeenExits, obs: Observation, memory: Memory, tier: str | None, *, counted: bool
+    known: SeenExits, obs: Observation, script_failed: int, tier: str | None, *, counted: bool
 ) -> dict[str, Any] | None:
     """Return status.restarts.exits, None where it stays as it was: no exit is new, and nothing else is `counted`. Pods that are
     gone are left out when something is written."""
@@ -95,7 +108,7 @@ def exits_status(
         return None
     said: dict[str, Any] = {"newest": newest}
     if tier == "Script":
-        said["generation"] = memory.script_failed
+        said["generation"] = script_failed
     return said | {"unnumbered": True} if known.unnumbered else said
 
 
@@ -107,7 +120,7 @@ def exit_key(pod: Pod) -> str:
 
 def see_failures(
     obs: Observation,
-    memory: Memory,
+    memory: JobMemory,
     clock: Clock,
     *,
     tier: str | None = None,
@@ -116,18 +129,20 @@ def see_failures(
     released: Collection[str] = (),
     known_exits: SeenExits = SeenExits(),
 ) -> Seen:
-    """Return the new failures, and the memory in which they are counted. `tier` is status.tier, `current` the newest
-    generation, None before the first; `ends` the ends of each pod that were judged before this operator's first look, None: all
-    of them; `released` the UIDs of pods that are not needed any more; `known_exits` what the status says of exits."""
-    memory = replace(memory, script_failed=max(memory.script_failed, known_exits.generation))
-    look = _Look(memory, clock, released, ends, looked=LOOKED in memory.seen_pods)
+    """Return the new failures, and what has been counted by now.
+
+    `memory` is what the plan before has left, `tier` is status.tier, and `current` is the newest generation (None: there was none).
+    `ends` says how many ends of each pod were judged before this operator's first look (None: all of them). `released` has the UIDs
+    of pods that are not needed any more. `known_exits` is what the status says of exits.
+    """
+    look = _Look(memory, clock, released, ends)
     new: list[Failure] = []
     exited: list[Failure] = []
     ended: list[Pod] = []
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
         if session is not None:
-            fresh = _fresh(session, memory.num_exits.get(pod.uid, 0))
+            fresh = _fresh(session, look.counted(pod).exits)
             exited += [_exit(pod, e, clock) for e in fresh if _is_new(e, pod, known_exits, obs)]
         leaves = _is_asked_to_leave(pod, session)
         for failures, is_over in (
@@ -145,20 +160,16 @@ def see_failures(
         for pod in obs.pods
         if look.is_newly_disrupted(pod)
     )
-    counted, memory = _counted([e for e in exited if e.reason != CANNOT_RUN], memory, obs, tier, current)
-    there = {pod.uid for pod in obs.pods}
-    over = {pod.uid for pod in obs.pods if not pod.alive}
-    num_exits = {**memory.num_exits, **{uid: session.num_exits for uid, session in obs.sessions.items()}}
-    memory = replace(
-        _with_failed_nodes(memory, obs.pods, clock.now_s),
-        num_exits={uid: count for uid, count in num_exits.items() if uid in there},
-        container_restarts={pod.uid: pod.container_restarts for pod in obs.pods},
-        init_failures={pod.uid: pod.init_failures for pod in obs.pods if pod.init_failures},
-        boot_ids={pod.uid: look.boot_id(pod) for pod in obs.pods},
-        seen_pods=frozenset(over | (memory.seen_pods & there) | {LOOKED}),
-        disrupted=frozenset(pod.uid for pod in obs.pods if pod.disrupted),
+    script = replace(memory.script, failed=max(memory.script.failed, known_exits.generation))
+    counted, script = _counted([e for e in exited if e.reason != CANNOT_RUN], script, obs, tier, current)
+    return Seen(
+        failures=(*new, *counted),
+        counted={pod.uid: look.count(pod, obs.sessions.get(pod.uid)) for pod in obs.pods},
+        nodes=look.failed_nodes(obs.pods),
+        script=script,
+        disrupted=disrupted,
+        ended=tuple(ended),
     )
-    return Seen((*new, *counted), memory, disrupted, tuple(ended))
 
 
 _Ends = tuple[Sequence[Failure], bool]
@@ -169,19 +180,56 @@ _Ends = tuple[Sequence[Failure], bool]
 class _Look:
     """One look at the pods of a job. `memory` has what earlier looks have counted, so that each end counts once."""
 
-    memory: Memory
+    memory: JobMemory
     clock: Clock
     released: Collection[str]
     ends: Mapping[str, int] | None
-    looked: bool
-    """False: this operator looks at the job for the first time, and what is there was counted by the operator before."""
+
+    @property
+    def has_looked(self) -> bool:
+        """False: this operator looks at the job for the first time, and what is there was counted by the operator before."""
+        return self.memory.has_looked
+
+    def counted(self, pod: Pod) -> Counted:
+        """Return what earlier looks have counted of a pod. What was there before the first look counts as counted."""
+        worker = self.memory.workers.get(pod.uid)
+        if worker is not None and worker.counted is not None:
+            return worker.counted
+        return Counted() if self.has_looked else Counted(0, pod.container_restarts, pod.init_failures)
+
+    def count(self, pod: Pod, session: Session | None) -> Counted:
+        """Return what this look has counted, too."""
+        before = self.counted(pod)
+        return Counted(
+            exits=before.exits if session is None else session.num_exits,
+            container_restarts=pod.container_restarts,
+            init_failures=pod.init_failures,
+            boot_id=pod.boot_id
+            if pod.container_restarts > before.container_restarts
+            else before.boot_id or pod.boot_id,
+            has_ended=before.has_ended or not pod.alive,
+            is_disrupted=pod.disrupted != "",
+        )
+
+    def failed_nodes(self, pods: Iterable[Pod]) -> FailedNodes:
+        """Return the node of each pod that has failed since the last look, with those of before. A node on which two pods of a slot
+        failed in a row is avoided; of each slot only the last one, because a slot must not run out of nodes."""
+        slots = self.memory.slots.items()
+        last = {number: slot.failed_on for number, slot in slots if slot.failed_on}
+        bad = {number: slot.bad_node for number, slot in slots if slot.bad_node is not None}
+        for pod in pods:
+            if pod.phase == "Failed" and pod.node and not self.counted(pod).has_ended:
+                if last.get(pod.slot) == pod.node:
+                    bad[pod.slot] = (pod.node, self.clock.now_s)
+                last[pod.slot] = pod.node
+        return FailedNodes(last, bad)
 
     def container_failures(self, pod: Pod, *, leaves: bool) -> _Ends:
         """Judge the ends of the trainer container in a pod that goes on. Of several ends that no operator saw, only the last
         is known."""
         if self._is_missed(pod) and not leaves and pod.phase != "Failed" and _failed_alone(pod):
             return (_failure(pod, self.clock),), False
-        restarts = self._num_restarts(pod)
+        restarts = pod.container_restarts - self.counted(pod).container_restarts
         if restarts <= 0:
             return (), False
         booted = self._has_booted(pod)
@@ -194,56 +242,34 @@ class _Look:
         if not pod.init_failed or leaves or pod.init_exit_code == UNSEEN_CODE or self._has_booted(pod):
             return (), False
         failure = _of_pod(pod, self.clock, pod.init_exit_code, init=pod.init_failed)
-        return [failure] * self._num_new(self.memory.init_failures, pod, pod.init_failures), False
+        return [failure] * (pod.init_failures - self.counted(pod).init_failures), False
 
     def pod_failures(self, pod: Pod, *, leaves: bool) -> _Ends:
         """Judge the end of a pod."""
-        if pod.alive or pod.uid in self.memory.seen_pods:
+        if pod.alive or self.counted(pod).has_ended:
             return (), False
         if pod.phase != "Failed" or not _has_error_code(pod) or leaves:
-            return (), self.looked
+            return (), self.has_looked
         # It ended by itself: what ends a pod from outside does it by a signal.
-        return ((_failure(pod, self.clock),) if pod.node and (self.looked or self._is_missed(pod)) else ()), False
+        return ((_failure(pod, self.clock),) if pod.node and (self.has_looked or self._is_missed(pod)) else ()), False
 
     def is_newly_disrupted(self, pod: Pod) -> bool:
         """Return whether the eviction or preemption of a pod that is still needed has not been seen before."""
-        is_new = pod.disrupted != "" and pod.uid not in self.memory.disrupted and pod.uid not in self.released
-        return is_new and (self.looked or self._is_missed(pod))
-
-    def boot_id(self, pod: Pod) -> str:
-        """Return the boot ID of the pod's node when the container that runs now was first seen."""
-        return pod.boot_id if self._num_restarts(pod) > 0 else self.memory.boot_ids.get(pod.uid) or pod.boot_id
+        is_new = pod.disrupted != "" and not self.counted(pod).is_disrupted and pod.uid not in self.released
+        return is_new and (self.has_looked or self._is_missed(pod))
 
     def _has_booted(self, pod: Pod) -> bool:
-        return pod.boot_id not in ("", self.memory.boot_ids.get(pod.uid) or pod.boot_id)
+        return pod.boot_id not in ("", self.counted(pod).boot_id or pod.boot_id)
 
     def _is_missed(self, pod: Pod) -> bool:
         """Return whether a pod has ended before this operator's first look, and no operator has judged that end."""
-        return not self.looked and self.ends is not None and pod.num_ends > self.ends.get(pod.name, 0)
-
-    def _num_restarts(self, pod: Pod) -> int:
-        return self._num_new(self.memory.container_restarts, pod, pod.container_restarts)
-
-    def _num_new(self, counted: Mapping[str, int], pod: Pod, number: int) -> int:
-        return number - counted.get(pod.uid, 0 if self.looked else number)
+        return not self.has_looked and self.ends is not None and pod.num_ends > self.ends.get(pod.name, 0)
 
 
 def _is_asked_to_leave(pod: Pod, session: Session | None) -> bool:
     """Return whether a pod is asked to leave: how it ends is then no failure of the job."""
     is_drained = session is not None and session.draining is not None
     return pod.terminating or pod.disrupted != "" or pod.notice != "" or is_drained
-
-
-def _with_failed_nodes(memory: Memory, pods: Iterable[Pod], now_s: float) -> Memory:
-    """Remember the node of each pod that has failed since the last look. A node on which two pods of a slot failed in a row is
-    avoided; of each slot only the last one, because a slot must not run out of nodes."""
-    bad_nodes, failed_on = dict(memory.bad_nodes), dict(memory.failed_on)
-    for pod in pods:
-        if pod.phase == "Failed" and pod.uid not in memory.seen_pods and pod.node:
-            if failed_on.get(pod.slot) == pod.node:
-                bad_nodes[pod.slot] = (pod.node, now_s)
-            failed_on[pod.slot] = pod.node
-    return replace(memory, bad_nodes=bad_nodes, failed_on=failed_on)
 
 
 def _ended_by_itself(pod: Pod, session: Session | None, released: Collection[str]) -> bool:
@@ -266,42 +292,44 @@ def _failed_alone(pod: Pod) -> bool:
     return _has_error_code(pod) or pod.last_exit_reason == "OOMKilled"
 
 
-def avoided_nodes(memory: Memory, now_s: float, window_s: float) -> dict[int, tuple[str, ...]]:
+def avoided_nodes(nodes: FailedNodes, now_s: float, window_s: float) -> dict[int, tuple[str, ...]]:
     """Return by slot the nodes that its next pod should not run on. A node is avoided for `window_s` (as long as failures
     count) after a pod's last failure there, or a repaired one would never be used again."""
-    return {slot: (node,) for slot, (node, at_s) in memory.bad_nodes.items() if now_s < at_s + window_s}
+    return {slot: (node,) for slot, (node, at_s) in nodes.bad.items() if now_s < at_s + window_s}
 
 
 def count_created(
     create: Iterable[MemberId],
     pods: Iterable[Pod],
-    memory: Memory,
     *,
+    counted: frozenset[MemberId] = frozenset(),
+    disrupted: Mapping[int, PodRow] = NO_ROWS,
     released: Collection[str] = (),
     members: Iterable[MemberId] = (),
     leaving: Collection[str] = (),
-) -> tuple[Counter[str], Memory]:
+) -> tuple[Counter[str], frozenset[MemberId]]:
     """Return of the pods to create how many replace one that was lost, by what became of that, and were not counted yet. The
     informer sees a new pod late, so that it is asked for again meanwhile.
 
     A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
     is no replacement, whatever the number of its pod. Nor is one whose pod hands over: it is there and asked to leave (`leaving`,
-    by UID). An eviction or preemption counts nowhere, as a drain does not: whether its worker could hand over in its grace is
+    by UID). `counted`: pods that were asked for before; they are returned with the new ones, until they are seen. An eviction or
+    preemption (`disrupted`: rows of those) counts nowhere, as a drain does not: whether its worker could hand over in its grace is
     chance.
     """
     create, pods = tuple(create), tuple(pods)
     seen = {pod.id for pod in pods}
     taken = {pod.slot for pod in pods if pod.uid not in released} | {member.slot for member in members}
     taken -= {pod.slot for pod in pods if pod.uid in leaving}
-    lost = [m for m in create if m.attempt > 0 and m.slot in taken and m not in memory.created]
+    lost = [m for m in create if m.attempt > 0 and m.slot in taken and m not in counted]
     last: dict[int, Pod] = {}
     for pod in sorted(pods, key=lambda pod: pod.attempt) if lost else ():
         if pod.uid not in released:
             last[pod.slot] = pod
-    causes = [_loss(m, last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost]
+    causes = [_loss(m, last.get(m.slot), disrupted.get(m.slot)) for m in lost]
     replaced = Counter(cause for cause in causes if cause in POD_CAUSES)
-    waiting = (member for member in memory.created if member not in seen)
-    return replaced, replace(memory, created=frozenset({*create, *waiting}))
+    waiting = (member for member in counted if member not in seen)
+    return replaced, frozenset({*create, *waiting})
 
 
 def _loss(new: MemberId, last: Pod | None, row: PodRow | None) -> str:
@@ -354,22 +382,22 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
 
 
 def _counted(
-    exited: Sequence[Failure], memory: Memory, obs: Observation, tier: str | None, current: Current | None
-) -> tuple[Sequence[Failure], Memory]:
+    exited: Sequence[Failure], script: ScriptMemory, obs: Observation, tier: str | None, current: Current | None
+) -> tuple[Sequence[Failure], ScriptMemory]:
     """Return the exits of processes that count, by the rules of the tier: in tier Script the first of each generation of which
     none has counted."""
     if tier == "Session":
-        return exited, memory
+        return exited, script
     if left := _left(obs, current):
-        memory = replace(memory, script_left=tuple(sorted(left.union(memory.script_left))[-MAX_LEFT:]))
-    exited = [e for e in exited if e.generation not in memory.script_left]
+        script = replace(script, left=tuple(sorted(left.union(script.left))[-MAX_LEFT:]))
+    exited = [e for e in exited if e.generation not in script.left]
     if tier is None:  # it is not known at first
-        return exited, memory
+        return exited, script
     first: dict[int, Failure] = {}
     for failure in sorted(exited, key=lambda e: (e.generation, e.at)):
-        if failure.generation > memory.script_failed:
+        if failure.generation > script.failed:
             first.setdefault(failure.generation, failure)
-    return tuple(first.values()), replace(memory, script_failed=max(first, default=memory.script_failed))
+    return tuple(first.values()), replace(script, failed=max(first, default=script.failed))
 
 
 def _left(obs: Observation, current: Current | None) -> frozenset[int]:
@@ -418,10 +446,10 @@ def _of_pod(
     )
 
 
-def excused_generations(sessions: Iterable[Session], memory: Memory, tier: str | None) -> frozenset[int]:
+def excused_generations(sessions: Iterable[Session], left: Iterable[int], tier: str | None) -> frozenset[int]:
     """Return the generations in which a script's processes exit for want of a peer: a member went with its pod, or a process of
     theirs is known to have ended by a signal. Without a tier the latter may be the script's own crash."""
     if tier == "Session":
         return frozenset()
     signalled = (e.generation for s in sessions for e in s.exits if e.exit_code < 0) if tier == "Script" else ()
-    return frozenset((*signalled, *memory.script_left))
+    return frozenset((*signalled, *left))

@@ -9,7 +9,8 @@ from typing import Any
 
 from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.spec import ExitRule
-from regroup_operator.model.plan import Crash, Failure, IgnoredRow, Memory, PodEnds, Verdict, earliest
+from regroup_operator.model.plan import Crash, Failure, IgnoredRow, PodEnds, ScriptMemory, Verdict, earliest
+from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
@@ -46,10 +47,23 @@ from regroup_operator.plan.failures.unread import judge_unread
 
 
 @dataclass(frozen=True)
-class Failures:
-    """`memory`: in which they are counted."""
+class FailureRows:
+    """Failures that come again and again."""
 
-    memory: Memory
+    crash: Crash | None
+    ignored: IgnoredRow | None
+    pod_ends: PodEnds | None
+    disrupted: Mapping[int, PodRow]
+    """By slot: pods in a row that were evicted or preempted soon after their start."""
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What has failed, and what follows from it."""
+
+    seen: Seen
+    script: ScriptMemory
+    rows: FailureRows
     workers: tuple[Worker, ...]
     """Those of the facts. A worker whose processes hang stands as hung."""
     hang: Hang
@@ -114,9 +128,10 @@ def judge_failures(facts: Facts) -> Failures:
         finished=finished.generation if finished is not None else 0,
     )
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
-    memory = _with_rows(facts, seen, rulings, processes)
-    crash, ignored = memory.crash, memory.ignored
-    words = _crash_words(facts, crash, memory.steady_size)
+    rows = _rows(facts, seen, rulings, processes)
+    crash, ignored = rows.crash, rows.ignored
+    steady = _steady_size(facts)
+    words = _crash_words(facts, crash, steady)
     restarts = _restarts(facts, rulings.counted) if rulings.counted else None
     of_roles = role_verdict(inputs.job, obs.roles)
     hang, workers = _hang(facts)
@@ -133,14 +148,16 @@ def judge_failures(facts: Facts) -> Failures:
         _cannot_run(seen.failures, inputs.logs)
         or _ruled(facts, rulings)
         or (restarts and (_hopeless(crash, words) or restarts.verdict))
-        or pod_ends_failure(memory.pod_ends, window_s=_ends_window_s(facts))
+        or pod_ends_failure(rows.pod_ends, window_s=_ends_window_s(facts))
         or of_roles
         or (Verdict(HUNG, hang.failure) if hang.failure is not None else None)
         or unread
         or _without_commit(num_without_commit, workers)
     )
     return Failures(
-        memory,
+        seen,
+        replace(seen.script, steady_size=steady),
+        rows,
         workers,
         hang,
         Counter(map(restart_cause, processes)),
@@ -152,38 +169,35 @@ def judge_failures(facts: Facts) -> Failures:
         ended=tuple(failure for failure in ended if not is_disruption(failure)),
         num_ignored=len(rulings.ignored),
         judged=judged_status(rules, rulings.judged, obs.pods),
-        exits=exits_status(known_exits, obs, memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),
+        exits=exits_status(
+            known_exits, obs, seen.script.failed, facts.tier, counted=bool(rulings.counted or rulings.ignored)
+        ),
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
         unread=unread,
         due_s=earliest([unread_due_s, _quiet_s(inputs, ignored)], after_s=inputs.clock.now_s),
     )
 
 
-def _with_rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failure]) -> Memory:
-    """Remember the failures that come again: crashes, ignored ones, ends of pods, disruptions. Such a row ends with a suspension:
+def _rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failure]) -> FailureRows:
+    """Return the failures that come again: crashes, ignored ones, ends of pods, disruptions. Such a row ends with a suspension:
     people suspend a job to repair what stops it."""
-    obs, clock, memory = facts.inputs.obs, facts.inputs.clock, seen.memory
-    if facts.current is not None and facts.current.suspended and not obs.pods:
-        memory = replace(memory, crash=None, ignored=None, pod_ends=None)
-    else:
-        memory = replace(memory, pod_ends=_pod_ends(facts, seen, rulings))
+    obs, clock, memory = facts.inputs.obs, facts.inputs.clock, facts.memory
+    is_repaired = facts.current is not None and facts.current.suspended and not obs.pods
     sessions = obs.sessions.values()
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
     committed_at = max(map(clock.wall_at, committed_s), default=None)
     is_script = facts.tier == "Script"
     counted_pods = {failure.pod for failure in rulings.counted if is_disruption(failure)}
-    return replace(
-        memory,
-        steady_size=steady_size(memory.steady_size, facts.status, facts.current, clock) if is_script else 0,
+    return FailureRows(
         crash=note_crashes(
-            memory.crash,
+            None if is_repaired else memory.crash,
             [failure for failure in processes if not failure.init],  # it may wait for something by failing
             committed_at=committed_at,
             script=is_script,
-            excused=excused_generations(sessions, memory, facts.tier),
+            excused=excused_generations(sessions, seen.script.left, facts.tier),
         ),
         ignored=note_ignored(
-            memory.ignored,
+            None if is_repaired else memory.ignored,
             [
                 (failure, _ignored_words(facts.inputs.job.spec.recovery.on_exit, index, failure))
                 for index, failure in rulings.ignored
@@ -191,14 +205,22 @@ def _with_rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[F
             committed_at=committed_at,
             now=clock.wall,
         ),
-        disrupted_pods=note_disrupted_pods(
-            memory.disrupted_pods,
+        pod_ends=None if is_repaired else _pod_ends(facts, seen, rulings),
+        disrupted=note_disrupted_pods(
+            memory.disrupted,
             [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             clock.now_s,
             slots=facts.known_slots,
         ),
     )
+
+
+def _steady_size(facts: Facts) -> int:
+    """Return ScriptMemory.steady_size."""
+    if facts.tier != "Script":
+        return 0
+    return steady_size(facts.memory.script.steady_size, facts.status, facts.current, facts.inputs.clock)
 
 
 def _pod_ends(facts: Facts, seen: Seen, rulings: Rulings) -> PodEnds | None:
@@ -208,7 +230,7 @@ def _pod_ends(facts: Facts, seen: Seen, rulings: Rulings) -> PodEnds | None:
     ruled = {f.pod for f in (*rulings.counted, *(f for _, f in rulings.ignored)) if is_disruption(f)}
     telling = {pod.uid for pod in facts.telling_pods} if seen.ended else frozenset[str]()
     return note_pod_ends(
-        without_slots(seen.memory.pod_ends, facts.corrected),
+        without_slots(facts.memory.pod_ends, facts.corrected),
         [pod for pod in seen.ended if pod.name not in ruled and pod.uid in telling],
         slots=slots,
         minimum=minimum,
@@ -351,4 +373,4 @@ def _num_without_commit(facts: Facts, workers: tuple[Worker, ...]) -> int:
     broke = facts.tier == "Session" and broke_without_commit(
         facts.current, members_of(workers), start_step=facts.start_step, newest_step=facts.newest_step
     )
-    return facts.memory.without_commit + 1 if broke else 0
+    return facts.memory.issued.without_commit + 1 if broke else 0

@@ -40,7 +40,7 @@ def with_returned(
 
 
 def steady_size(known: int, status: Mapping[str, Any], current: Current | None, clock: Clock) -> int:
-    """Return Memory.steady_size: the newest generation's workers once its script has run for STEADY_S, else as it was."""
+    """Return ScriptMemory.steady_size: the newest generation's workers once its script has run for STEADY_S, else as it was."""
     said = next((c for c in status.get("conditions", ()) if c["type"] == TRAINING), None)
     if current is None or not current.adopted or said is None or said["status"] != "True":
         return known
@@ -50,7 +50,7 @@ def steady_size(known: int, status: Mapping[str, Any], current: Current | None, 
 
 
 def crash_hints(crash: Crash, current: Current | None, steady: int) -> str:
-    """Return what may be behind a crash that repeats in tier Script; empty: nothing is known. `steady`: Memory.steady_size."""
+    """Return what may be behind a crash that repeats in tier Script, or an empty text. `steady` is ScriptMemory.steady_size."""
     hints = []
     if current is not None and steady not in (0, len(current.members)):
         hints.append(

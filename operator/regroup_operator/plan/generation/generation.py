@@ -8,7 +8,7 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.wire import DumpStacks, Kill, Restart
-from regroup_operator.model.plan import Memory, Tell, earliest
+from regroup_operator.model.plan import Issued, Setback, Spell, Tell, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import RESUMED, Announce, Bounds, Decision, Keep, Refusal, Standing, Wait, Worker
@@ -28,7 +28,7 @@ from regroup_operator.plan.generation.lateness import (
     see_lateness,
     with_setbacks,
 )
-from regroup_operator.plan.generation.links import with_links
+from regroup_operator.plan.generation.links import Links, with_links
 from regroup_operator.plan.generation.retry import names_of
 from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
 
@@ -36,10 +36,25 @@ STORE_RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What the next plan must know of the generation and of those who hold it up."""
+
+    issued: Issued
+    spells: Mapping[str, Spell]
+    """By pod UID: who is late."""
+    setbacks: Mapping[str, Setback]
+    """By pod UID: who kept generations from forming."""
+    readers: frozenset[str]
+    """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
+    links: Links
+    """Pairs that could not reach each other."""
+
+
+@dataclass(frozen=True)
 class NextGeneration:
     """`decision` is None where the job is not active. `changed`: fields of the status."""
 
-    memory: Memory
+    kept: Kept
     workers: tuple[Worker, ...]
     """As before, but those who are not waited for any more are marked."""
     abandoned: frozenset[str] = frozenset()
@@ -67,9 +82,9 @@ class NextGeneration:
 def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> NextGeneration:
     """Return what becomes of the newest generation."""
     if not isinstance(lifecycle, Active):
-        return NextGeneration(failures.memory, failures.workers, due_s=failures.hang.due_s)
+        return NextGeneration(_kept(facts), failures.workers, due_s=failures.hang.due_s)
     late = _see_late(facts, failures)
-    refusal, memory, have_all_tried = _refusal(facts, late)
+    refusal, readers, have_all_tried = _refusal(facts, late)
     decision = next_generation(
         current=facts.current,
         workers=late.workers,
@@ -79,11 +94,12 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
         settings=facts.inputs.settings,
         step_s=facts.step_s,
         hang=failures.hang.message if failures.hang.together else "",
-        links=memory.links,
+        links=late.kept.links,
         without_commit=failures.num_without_commit,
     )
     stops, told = _stop_hang(failures.hang, late.workers, facts.inputs.clock.now_s)
-    late = replace(late, memory=memory, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
+    kept = replace(late.kept, readers=readers)
+    late = replace(late, kept=kept, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
     if isinstance(decision, Announce):
         decision = dated(decision, facts.memory.losses)
         late = replace(late, decision=decision)
@@ -93,17 +109,24 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
     return replace(late, due_s=earliest((until_s, late.due_s, failures.hang.due_s), after_s=facts.inputs.clock.now_s))
 
 
+def _kept(facts: Facts) -> Kept:
+    """Return what the plan before has left. Once all members have adopted, nobody has failed to read the checkpoint."""
+    memory = facts.memory
+    readers = frozenset[str]() if facts.adoption.completed else memory.readers
+    return Kept(memory.issued, memory.spells, memory.setbacks, readers, memory.links)
+
+
 def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     """See who holds the job up; have the late restarted in place, and say who is replaced."""
-    inputs, memory, workers = facts.inputs, failures.memory, failures.workers
+    inputs, kept, workers = facts.inputs, _kept(facts), failures.workers
     sessions, now_s = inputs.obs.sessions.values(), inputs.clock.now_s
-    setbacks = with_setbacks(memory.setbacks, workers, frozenset(), now_s)
+    setbacks = with_setbacks(kept.setbacks, workers, frozenset(), now_s)
     said_s = inputs.job.spec.recovery.hang_seconds
     longest_start_s = longest_start(facts.status.get(LONGEST_START), sessions, inputs.settings)
     known = Attendance(
         workers=workers,
         current=facts.current,
-        spells=memory.spells,
+        spells=kept.spells,
         setbacks=setbacks,
         released=facts.released,
         step_s=facts.step_s,
@@ -117,7 +140,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     lateness = see_lateness(known)
     restart = [(worker, worker.pod, why) for worker, why in lateness.restart if worker.pod is not None]
     return NextGeneration(
-        memory=replace(memory, spells=lateness.spells or {}, setbacks=setbacks),
+        kept=replace(kept, spells=lateness.spells or {}, setbacks=setbacks),
         workers=tuple(
             replace(w, abandoned=True) if w.pod is not None and w.pod.uid in lateness.replace else w for w in workers
         ),
@@ -132,21 +155,22 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     )
 
 
-def _refusal(facts: Facts, late: NextGeneration) -> tuple[Refusal | None, Memory, bool]:
-    """Return why members refused to train, the memory with who could not read the checkpoint, and whether all have tried that."""
-    current, memory = facts.current, late.memory
+def _refusal(facts: Facts, late: NextGeneration) -> tuple[Refusal | None, frozenset[str], bool]:
+    """Return why members refused to train, the pod UIDs of those that could not read the checkpoint, and whether all have tried
+    that."""
+    current, kept = facts.current, late.kept
     causes = {_refused(w, current.number) for w in late.members} - {""} if current is not None else set()
     if not causes:
-        return None, memory, False
-    unreadable, have_all_tried = "checkpoint" in causes, False
+        return None, kept.readers, False
+    readers, unreadable, have_all_tried = kept.readers, "checkpoint" in causes, False
     if unreadable:
-        memory = replace(memory, readers=_readers(facts, memory))
+        readers = _readers(facts, kept)
         have_all_tried = not any(
-            w.available and w.pod is not None and w.pod.uid not in memory.readers
+            w.available and w.pod is not None and w.pod.uid not in readers
             for w in late.workers
             if facts.inputs.clock.now_s >= w.barred_until_s
         )
-    return Refusal(memory.tried or frozenset(), unreadable, memory.readers, have_all_tried), memory, have_all_tried
+    return Refusal(kept.issued.tried or frozenset(), unreadable, readers, have_all_tried), readers, have_all_tried
 
 
 def _refused(worker: Worker, generation: int) -> str:
@@ -157,12 +181,12 @@ def _refused(worker: Worker, generation: int) -> str:
     return fault.cause if refused and fault else ""
 
 
-def _readers(facts: Facts, memory: Memory) -> frozenset[str]:
+def _readers(facts: Facts, kept: Kept) -> frozenset[str]:
     """Return who could not read the checkpoint, with those of the newest generation."""
-    document, current = memory.document, facts.current
+    document, current = kept.issued.document, facts.current
     if document is None or current is None or document.number != current.number:
-        return memory.readers
-    return memory.readers | {m.pod_uid for m in document.readers(facts.per_group)}
+        return kept.readers
+    return kept.readers | {m.pod_uid for m in document.readers(facts.per_group)}
 
 
 def _bounds(facts: Facts) -> Bounds:
@@ -197,7 +221,7 @@ def _announce(
     facts: Facts, failures: Failures, late: NextGeneration, decision: Announce, *, have_all_tried: bool
 ) -> NextGeneration:
     """Issue the generation, or wait a moment where no member offers a socket for the store."""
-    inputs, current, memory, workers = facts.inputs, facts.current, late.memory, late.workers
+    inputs, current, kept, workers = facts.inputs, facts.current, late.kept, late.workers
     now_s = inputs.clock.now_s
     try:
         document = build_document(
@@ -211,7 +235,7 @@ def _announce(
             imported=(facts.known.get("resumedFrom") or {}).get("digest"),
             session_tier=facts.tier == "Session",
             per_group=facts.per_group,
-            before=memory.document,
+            before=kept.issued.document,
         )
     except ValueError:
         wait = Wait("NoStore", "No member offers a socket for the store yet.", now_s + STORE_RETRY_S)
@@ -222,17 +246,19 @@ def _announce(
     is_usual = decision.kind == PLANNED or document.number == 1 or decision.cause == RESUMED
     kind = "Normal" if is_usual else "Warning"
     note = EventNote(kind, decision.reason, f"Generation {document.number}: {decision.message}")
-    memory = replace(
-        memory,
+    issued = Issued(
         document=document,
         announced_at_s=now_s,
-        persist_ms=None,
-        readers=frozenset() if have_all_tried else memory.readers,
         launches=facts.tier != "Session" or any(worker.has_left_loop for worker in workers),
         attempts=1 if current is None or current.adopted else current.attempts + 1,
+        without_commit=count_after(kept.issued.without_commit, decision, broke=failures.num_without_commit > 0),
         tried=names_of(current, workers, decision.members),
-        setbacks=with_setbacks(memory.setbacks, workers, decision.set_back, now_s),
-        links=with_links(memory.links, current, workers),
-        without_commit=count_after(memory.without_commit, decision, broke=failures.num_without_commit > 0),
     )
-    return replace(late, memory=memory, document=document, changed=changed, notes=(*late.notes, note))
+    kept = replace(
+        kept,
+        issued=issued,
+        setbacks=with_setbacks(kept.setbacks, workers, decision.set_back, now_s),
+        readers=frozenset() if have_all_tried else kept.readers,
+        links=with_links(kept.links, current, workers),
+    )
+    return replace(late, kept=kept, document=document, changed=changed, notes=(*late.notes, note))

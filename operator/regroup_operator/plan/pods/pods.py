@@ -8,14 +8,15 @@ from functools import cached_property
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Memory, Verdict, earliest, seconds_of
+from regroup_operator.model.plan import Verdict, earliest, seconds_of
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
-from regroup_operator.plan.failures.exits import avoided_nodes, count_created
+from regroup_operator.plan.failures.exits import FailedNodes, avoided_nodes, count_created
+from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import Capacity, judge_capacity, put_off
@@ -32,7 +33,11 @@ TEMPLATE_WORDS = "none is made from a template that is not the one of the start 
 class PodChanges:
     """`released`: status.released; None: the status has none, and needs none."""
 
-    memory: Memory
+    rows: PodRows
+    noticed: frozenset[str]
+    """Pod UIDs of workers that are asked to leave by a notice."""
+    created: frozenset[MemberId]
+    """Pods that are asked for and counted, and not seen yet."""
     create: tuple[CreateWorker, ...]
     delete: tuple[Pod, ...]
     released: list[str] | None
@@ -49,7 +54,7 @@ class PodChanges:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class PodRows:
     """By slot: pods in a row that failed before they ran, were evicted or preempted, or found no room. The next ones are made
     later."""
 
@@ -74,17 +79,17 @@ class _Rows:
         return [MemberId(slot, row.attempt) for some in rows for slot, row in some.items()]
 
 
-def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
+def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current, pods = facts.inputs, facts.current, facts.inputs.obs.pods
-    rows = _note_rows(facts, lifecycle, generation)
+    rows = _note_rows(facts, failures, lifecycle, generation)
     early, disrupted, capacity = rows.early, rows.disrupted, rows.capacity
     notices = Notices(frozenset())
     later: frozenset[int] = frozenset()
     if isinstance(lifecycle, Active):
         notices = judge_notices(generation.workers, facts.memory.noticed, facts.released)
         later = _put_off(facts, generation, rows)
-    changes = _worker_changes(facts, lifecycle, generation, rows, later)
+    changes = _worker_changes(facts, failures.seen.nodes, lifecycle, generation, rows, later)
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     going, clears = {pod.uid for pod in delete}, _clears(lifecycle, inputs.job.spec.run_policy)
     if isinstance(lifecycle, Active | Finishing):
@@ -95,7 +100,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         job=inputs.job,
         pods=inputs.obs.roles,
         known=facts.status.get("roles", ()),
-        rows=facts.memory.role_rows,
+        rows=facts.memory.roles,
         active=isinstance(lifecycle, Active | Finishing | Completing),
         cleans=clears,
         clock=inputs.clock,
@@ -105,24 +110,19 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         words = words or f"the others are made once {inputs.job.min_replicas} workers in whole groups have a node"
     if inputs.job.template_changed:
         create, words, roles = (), TEMPLATE_WORDS, replace(roles, create=())
-    replaced, memory = count_created(
+    replaced, created = count_created(
         [MemberId(c.slot, c.attempt) for c in create],
         pods,
-        generation.memory,
+        counted=facts.memory.created,
+        disrupted=failures.rows.disrupted,
         released=facts.released,
         members=current.members if current is not None and not current.suspended else (),
         leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
     )
     return PodChanges(
-        memory=replace(
-            memory,
-            early_failures=early,
-            disrupted_pods=disrupted,
-            unplaced=capacity.unplaced,
-            given_back=capacity.rows,
-            role_rows=roles.rows,
-            noticed=notices.noticed,
-        ),
+        rows=rows,
+        noticed=notices.noticed,
+        created=created,
         create=create,
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
@@ -136,15 +136,15 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     )
 
 
-def _note_rows(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> _Rows:
+def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration) -> PodRows:
     """Note which pods failed or found no room. A suspended job begins anew, and so does a slot whose template was corrected before
     the start."""
     inputs = facts.inputs
     early, disrupted = dict[int, PodRow](), dict[int, PodRow]()
     if isinstance(lifecycle, Active | Finishing):  # it may need pods
-        known = _without(facts.memory.early_failures, facts.corrected)
+        known = _without(facts.memory.failed, facts.corrected)
         early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
-        disrupted = _without(generation.memory.disrupted_pods, facts.corrected)
+        disrupted = _without(failures.rows.disrupted, facts.corrected)
     lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
     reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
     capacity = judge_capacity(
@@ -157,10 +157,10 @@ def _note_rows(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -
         rows=facts.memory.given_back,
         clock=inputs.clock,
     )
-    return _Rows(early, disrupted, capacity, lost, reached)
+    return PodRows(early, disrupted, capacity, lost, reached)
 
 
-def _put_off(facts: Facts, generation: NextGeneration, rows: _Rows) -> frozenset[int]:
+def _put_off(facts: Facts, generation: NextGeneration, rows: PodRows) -> frozenset[int]:
     """Return the slots of which no pod is made before others have a node. Nor is one made where a pod that cannot be reached is
     still waited for."""
     held = [slot for slot, until_s in rows.held.items() if until_s > facts.inputs.clock.now_s]
@@ -175,11 +175,16 @@ def _put_off(facts: Facts, generation: NextGeneration, rows: _Rows) -> frozenset
 
 
 def _worker_changes(
-    facts: Facts, lifecycle: Lifecycle, generation: NextGeneration, rows: _Rows, later: frozenset[int]
+    facts: Facts,
+    nodes: FailedNodes,
+    lifecycle: Lifecycle,
+    generation: NextGeneration,
+    rows: PodRows,
+    later: frozenset[int],
 ) -> WorkerChanges:
     """Return the changes to the workers' pods, by what becomes of the job."""
     inputs, obs, current = facts.inputs, facts.inputs.obs, facts.current
-    bad_nodes = avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
+    bad_nodes = avoided_nodes(nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
     named = named_members({**facts.known, **generation.changed})
     roster = Roster(
         workers=generation.workers,
@@ -205,7 +210,7 @@ def _worker_changes(
         abandoned=generation.abandoned,
         given_back=rows.capacity.given_back,
         unmade=later | _idle_slots(facts, lifecycle),
-        unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
+        unsure=frozenset().union(*generation.kept.links) | generation.kept.setbacks.keys(),
     )
 
 

@@ -117,7 +117,7 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
             start_ms = round((clock.now_s - current.announced_at_s) * 1000, 1)
             incidents[-1] = {**incidents[-1], "startMs": start_ms}
         planned = current.kind == PLANNED
-        persist_ms = facts.memory.persist_ms
+        persist_ms = facts.memory.issued.persist_ms
         incidents[-1] = with_times(incidents[-1], current.number, facts.members, persist_ms, planned=planned)
         if "rule" not in incidents[-1] and incidents[-1].get("cause") not in PLANNED_CAUSES:
             # A process is seen to have left before its agent has reaped it and can say how it ended.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
-from regroup_operator.model.plan import Memory, Urgency
+from regroup_operator.model.plan import JobMemory, Urgency
 from regroup_operator.plan.report.conditions import PENDING, STARTING
 
 SOON_S = 1.0
@@ -43,12 +43,12 @@ def urgency(status: Mapping[str, Any], stored: Mapping[str, Any]) -> Urgency:
 
 
 def differing(known: Mapping[Urgency, float], urgency: Urgency | None, now_s: float) -> dict[Urgency, float]:
-    """Return Memory.differs_since_s of a status that is not written yet, and differs from the stored one by `urgency` (None: not
+    """Return JobMemory.differs_since_s of a status that is not written yet, and differs from the stored one by `urgency` (None: not
     at all). `known`: the same, as of the last plan."""
     return {level: known.get(level, now_s) for level in _AGES_S if urgency is not None and urgency >= level}
 
 
-def write_due_s(urgency: Urgency, memory: Memory, *, now_s: float, progress_write_s: float) -> float:
+def write_due_s(urgency: Urgency, memory: JobMemory, *, now_s: float, progress_write_s: float) -> float:
     """Return when a status that differs from the stored one is written (monotonic); not after `now_s`: at once.
 
     `progress_write_s`: the time between two writes of progress alone.
