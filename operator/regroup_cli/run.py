@@ -23,7 +23,7 @@ from regroup_cli import gpus
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
-from regroup_operator.controller import Controller
+from regroup_operator.controller import Controller, Options, Ports, Turns
 from regroup_operator.endpoint.certificates import Authority, server_context
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.endpoint.server import serve
@@ -327,17 +327,19 @@ async def _run(
     background = LoopBackground()
     controllers.append(
         Controller(
-            store=store,
-            workers=workers,
-            recorder=Terminal(sys.stderr),
-            registry=registry,
-            settings=settings,
-            endpoint=f"{ADDRESS}:{port}",
-            background=background,
-            look_after=queue.add_after,
-            expect=queue.expect,
-            rest=queue.rest,
-            logs="Its log is above, in the output of this command.",
+            Ports(
+                store=store,
+                workers=workers,
+                recorder=Terminal(sys.stderr),
+                registry=registry,
+                background=background,
+            ),
+            Options(
+                settings=settings,
+                endpoint=f"{ADDRESS}:{port}",
+                logs="Its log is above, in the output of this command.",
+            ),
+            Turns(queue.add_after, queue.expect, queue.rest),
             monotonic=loop.time,
         )
     )

@@ -27,7 +27,7 @@ from regroup_operator import metrics as ops
 from regroup_operator.api import RegroupError
 from regroup_operator.background import LoopBackground
 from regroup_operator.clock import LoopClock
-from regroup_operator.controller import Controller
+from regroup_operator.controller import Controller, Options, Ports, Term, Turns
 from regroup_operator.decision_log import DecisionLog
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.endpoint.server import serve
@@ -187,23 +187,27 @@ class Operator:
         store = CachedJobStore(self._job_api, self._jobs, look=self._queue.add, recorder=self._recorder)
         self._workers = ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle))
         self._controller = Controller(
-            store=store,
-            workers=self._workers,
-            recorder=self._recorder,
-            registry=self._registry,
-            settings=settings.policy(),
-            endpoint=settings.url.removeprefix("https://"),
-            background=self._background,
-            leads=lambda: self._elector.leading,
-            admission_s=self._authenticator.admission_s(len(self._pods.uids())),
-            waiting=self._authenticator.waiting,
-            look_after=self._queue.add_after,
-            expect=self._queue.expect,
-            rest=self._queue.rest,
-            agent_image=settings.agent_image,
-            observer=self._metrics,
-            decisions=self._decisions,
-            progress_writes_per_s=settings.progress_writes_per_second,
+            Ports(
+                store=store,
+                workers=self._workers,
+                recorder=self._recorder,
+                registry=self._registry,
+                background=self._background,
+                observer=self._metrics,
+                decisions=self._decisions,
+            ),
+            Options(
+                settings=settings.policy(),
+                endpoint=settings.url.removeprefix("https://"),
+                agent_image=settings.agent_image,
+                progress_writes_per_s=settings.progress_writes_per_second,
+            ),
+            Turns(self._queue.add_after, self._queue.expect, self._queue.rest),
+            term=Term(
+                leads=lambda: self._elector.leading,
+                admission_s=self._authenticator.admission_s(len(self._pods.uids())),
+                waiting=self._authenticator.waiting,
+            ),
             monotonic=self._clock,
         )
         self._watch.start()

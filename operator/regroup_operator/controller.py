@@ -88,51 +88,82 @@ class _Kept:
     """Plans whose status was sent and perhaps stored, as no answer came; and the status that each was made from."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """The parts through which the controller reads and writes the world."""
+
+    store: JobStore
+    workers: Workers
+    recorder: Recorder
+    registry: Registry
+    background: Background
+    """Runs what is made beside the plan. Its owner ends it."""
+    observer: Observer | None = None
+    decisions: DecisionLog | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The settings of an operator."""
+
+    settings: Settings
+    endpoint: str
+    """Host and port that agents connect to."""
+    agent_image: str = ""
+    logs: str = KUBECTL_LOGS
+    """The sentence that says how a worker's log is read."""
+    progress_writes_per_s: float = 20.0
+    """Writes of progress for all jobs together."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The functions with which the controller asks for the next look at a job."""
+
+    look_after: Callable[[Key, float], None]
+    """Looks at the job after so many seconds, because something was made for it."""
+    expect: Callable[[Key, float], None]
+    """Looks at the job at that time on the monotonic clock, or at `progress_overdue_s` if that is later."""
+    rest: Callable[[Key, float], None]
+    """Keeps the job from being looked at before that time on the monotonic clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """The time in which this process leads."""
+
+    leads: Callable[[], bool] = lambda: True
+    """No look at a job begins while this is false. A process that was stopped for longer than its lease would count by its own
+    memory what the next leader has counted from the API. Its first write would show it only a conflict."""
+    admission_s: float = 0.0
+    """How long it takes to admit the agents that there are now."""
+    waiting: Callable[[], frozenset[str]] = frozenset
+    """Returns the UIDs of pods whose agents wait to be admitted."""
+
+
 class Controller:
     """Reconciles one job at a time per key; the work queue sees to that."""
 
     def __init__(
         self,
+        ports: Ports,
+        options: Options,
+        turns: Turns,
         *,
-        store: JobStore,
-        workers: Workers,
-        recorder: Recorder,
-        registry: Registry,
-        settings: Settings,
-        endpoint: str,
-        background: Background,
-        leads: Callable[[], bool] = lambda: True,
-        admission_s: float = 0.0,
-        waiting: Callable[[], frozenset[str]] = frozenset,
-        look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
-        expect: Callable[[Key, float], None],
-        rest: Callable[[Key, float], None],
-        agent_image: str = "",
-        logs: str = KUBECTL_LOGS,
-        observer: Observer | None = None,
-        decisions: DecisionLog | None = None,
-        progress_writes_per_s: float = 20.0,
+        term: Term = Term(),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`background` runs what is made beside the plan; its owner ends it. `leads()`: no look at a job begins while it is false;
-        a process that was stopped for longer than its lease would count by its own memory what the next leader has counted from
-        the API, and its first write shows it no more than a conflict. `admission_s`: how long the agents that there are now
-        take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
-        be reconciled then, because of what was made. `expect(key, due_s)`: it wants to be reconciled at that time on the monotonic
-        clock, unless `progress_overdue_s` is later then. `rest(key, until_s)`: it must not be reconciled before."""
-        self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
-        self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
-        self._background, self._look_after, self._expect = background, look_after, expect
-        self._rest = rest
-        self._observer, self._decisions = observer, decisions
-        self._progress_writes_per_s = progress_writes_per_s
-        self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
+        self._store, self._workers, self._recorder = ports.store, ports.workers, ports.recorder
+        self._registry, self._background = ports.registry, ports.background
+        self._observer, self._decisions = ports.observer, ports.decisions
+        self._options, self._turns = options, turns
+        self._progress_writes = TokenBucket(options.progress_writes_per_s, max(1.0, options.progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
         self._kept: dict[Key, _Kept] = {}
         self._term_started_s = monotonic()
-        self._leads = leads
-        self._admitted_by_s, self._waiting = self._term_started_s + admission_s, waiting
+        self._leads = term.leads
+        self._admitted_by_s, self._waiting = self._term_started_s + term.admission_s, term.waiting
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job forward. Returns the seconds after which it wants to be seen again, None: only an event helps.
@@ -210,17 +241,19 @@ class Controller:
             roles=roles,
             num_out_of_reach=self._registry.out_of_reach(),
         )
-        every_s = write_every_s(self._settings.progress_write_s, self._registry.num_jobs, self._progress_writes_per_s)
+        options = self._options
+        usual_s, writes_per_s = options.settings.progress_write_s, options.progress_writes_per_s
+        every_s = write_every_s(usual_s, self._registry.num_jobs, writes_per_s)
         inputs = Inputs(
             job,
             observation,
             kept.memory,
             Clock(self._monotonic(), self._wall()),
-            replace(self._settings, progress_write_s=every_s),
+            replace(options.settings, progress_write_s=every_s),
             fresh_uid=uuid.uuid4().hex[:8],
-            endpoint=self._endpoint,
-            agent_image=self._agent_image,
-            logs=self._logs,
+            endpoint=options.endpoint,
+            agent_image=options.agent_image,
+            logs=options.logs,
             refusal=_why(refusal, job),
         )
         plan = plan_job(inputs)
@@ -236,7 +269,7 @@ class Controller:
         there = (*self._workers.list(job.key, job.uid), *self._workers.roles(job.key, job.uid))
         make_s = kept.maker.want(written or job, plan, there, confirmed=written is not None)
         if plan.expected is not None:
-            self._expect(job.key, plan.expected.due_s)
+            self._turns.expect(job.key, plan.expected.due_s)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
@@ -244,7 +277,7 @@ class Controller:
         now_s = self._monotonic()
         took_s, kept.plan_s = min(kept.plan_s, now_s - began.now_s), now_s - began.now_s
         if REST * took_s >= LEAST_REST_S:
-            self._rest(job.key, now_s + min(REST * took_s, MAX_REST_S))
+            self._turns.rest(job.key, now_s + min(REST * took_s, MAX_REST_S))
 
     def _log(self, inputs: Inputs, plan: JobPlan, kept: _Kept, *, written: bool) -> None:
         """Write a line for a plan that has decided something new."""
@@ -265,7 +298,7 @@ class Controller:
                 self._recorder,
                 self._background,
                 self._monotonic,
-                lambda made_for, wait_s: self._look_after(made_for.key, wait_s),
+                lambda made_for, wait_s: self._turns.look_after(made_for.key, wait_s),
             )
             kept = self._kept[job.key] = _Kept(job.uid, maker)
         return kept

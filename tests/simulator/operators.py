@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from regroup_operator.api import RegroupError
-from regroup_operator.controller import Controller
+from regroup_operator.controller import Controller, Options, Ports, Term, Turns
 from regroup_operator.endpoint.registry import Registry, Stream
 from regroup_operator.kube.job_cache import JobCache
 from regroup_operator.kube.jobs import CachedJobStore
@@ -62,22 +62,29 @@ class Operator:
         )
         self.jobs = JobCache()
         self.jobs.see(world.store.view)
+        store = CachedJobStore(Api(world.store), self.jobs, look=lambda _: self.dirty(), clock=lambda: world.now_s)
         self.controller = Controller(
-            store=CachedJobStore(Api(world.store), self.jobs, look=lambda _: self.dirty(), clock=lambda: world.now_s),
-            workers=world.pods,
-            recorder=world,
-            registry=self.registry,
-            settings=settings,
-            endpoint="regroup.ns.svc:8443",
-            background=AtOnce(),
-            leads=lambda: self.leads,
-            look_after=lambda _, wait_s: self.look_in(wait_s),
-            expect=lambda _, due_s: self.expect(due_s),
-            rest=lambda _, until_s: self.rest(until_s),
+            Ports(
+                store=store,
+                workers=world.pods,
+                recorder=world,
+                registry=self.registry,
+                background=AtOnce(),
+                decisions=world.decisions,
+            ),
+            Options(
+                settings=settings,
+                endpoint="regroup.ns.svc:8443",
+                progress_writes_per_s=world.progress_writes_per_s,
+            ),
+            Turns(
+                look_after=lambda _, wait_s: self.look_in(wait_s),
+                expect=lambda _, due_s: self.expect(due_s),
+                rest=lambda _, until_s: self.rest(until_s),
+            ),
+            term=Term(leads=lambda: self.leads),
             monotonic=lambda: world.now_s,
             wall=lambda: WALL + world.now_s + world.wall_skew_s,
-            decisions=world.decisions,
-            progress_writes_per_s=world.progress_writes_per_s,
         )
         self._failures = 0
         self._suspended: Coroutine[Any, Any, float | None] | None = None

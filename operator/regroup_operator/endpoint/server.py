@@ -380,7 +380,7 @@ class _Site(web.BaseSite):
                 same.listen(BACKLOG)  # the last call counts: asyncio's had the small number
 
 
-async def serve(
+async def serve(  # noqa: PLR0913 - the arguments of a server, each named by its caller
     registry: Registry,
     authenticator: Authenticator,
     ssl_context: ssl.SSLContext,

@@ -98,7 +98,7 @@ class Copy(Generic[T]):
 class Informer(Generic[T]):
     """Runs a Copy against the API server. `run()` is a task; read `items` once `synced` is set."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - two callers, which name what they change
         self,
         client: Client,
         resource: Resource,

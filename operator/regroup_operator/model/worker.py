@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from regroup.protocol.document import LineageEntry, OlderGeneration
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.waits import UntilEvent
 
 
@@ -225,6 +225,31 @@ class Refusal:
     """Pod UIDs of workers that could not read it: who has not tried comes before them (rule RETRY)."""
     have_all_tried: bool = False
     """Every reachable worker has failed to read the checkpoint. After a pause all may try again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """The workers of a job and what is known of them, from which the next generation is decided."""
+
+    workers: tuple[Worker, ...]
+    bounds: Bounds
+    now_s: float
+    settings: Settings
+    step_s: float = 0.0
+    """Duration of a step of the job; 0: not known."""
+    refusal: Refusal | None = None
+    """Set if members of the newest generation refused to train."""
+    hang: str = ""
+    """A sentence that says that every rank hangs in a collective (plan/failures/hangs.py); empty: they do not."""
+    links: frozenset[frozenset[str]] = frozenset()
+    """Broken links, as plan/generation/links.py has them."""
+    without_commit: int = 0
+    """Generations in a row, the newest included, that broke before a step was committed (plan/failures/no_commit.py)."""
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """The members of the newest generation."""
+        return tuple(w for w in self.workers if w.is_member)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from regroup_operator.plan.lifecycle.lifecycle import (
 )
 from regroup_operator.plan.pods.pods import plan_pods
 from regroup_operator.plan.remember import remember
+from regroup_operator.plan.report.overview import Stages
 from regroup_operator.plan.report.report import make_report
 
 RESUME_S = 0.1
@@ -36,7 +37,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
     lifecycle = decide_lifecycle(facts, failures)
     generation = plan_generation(facts, failures, lifecycle)
     pods = plan_pods(facts, failures, lifecycle, generation)
-    report = make_report(facts, failures, lifecycle, generation, pods)
+    report = make_report(Stages(facts, failures, lifecycle, generation, pods))
     known = generation.kept.issued.document if facts.current is not None and facts.current.known else None
     stop, finished = stop_word(lifecycle), finished_of(lifecycle)
     end = None

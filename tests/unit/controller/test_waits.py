@@ -16,7 +16,7 @@ import pytest
 from regroup.protocol import wire
 from regroup.protocol.state import StatePair
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Decision, Keep, Wait
+from regroup_operator.model.worker import Current, Decision, Keep, Situation, Wait
 from regroup_operator.plan.generation import generation
 from regroup_operator.plan.generation.decision import next_generation
 from tests.builders.plan import JobBuilder, make_job
@@ -141,8 +141,8 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
     """What was decided about membership, in order."""
     seen: list[Decision] = []
 
-    def decide(**known: Any) -> Decision:
-        seen.append(next_generation(**known))
+    def decide(current: Current | None, known: Situation) -> Decision:
+        seen.append(next_generation(current, known))
         return seen[-1]
 
     monkeypatch.setattr(generation, "next_generation", decide)

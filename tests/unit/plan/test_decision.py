@@ -13,7 +13,18 @@ from regroup.protocol.state import Phase, StatePair
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import (
+    Announce,
+    Bounds,
+    Current,
+    Decision,
+    Keep,
+    Refusal,
+    Situation,
+    Standing,
+    Wait,
+    Worker,
+)
 from regroup_operator.plan.facts.allowances import entry_s
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.generation.forced import RECONNECT_S
@@ -47,8 +58,7 @@ def decide(
     step_s: float = 0.0,
     links: Links = frozenset(),
 ) -> Decision:
-    return next_generation(
-        current=None if first else current or make_current(),
+    known = Situation(
         workers=tuple(workers),
         bounds=bounds or make_bounds(),
         refusal=None if refused is None else Refusal(refused, unreadable, have_all_tried=have_all_tried),
@@ -57,6 +67,7 @@ def decide(
         step_s=step_s,
         links=links,
     )
+    return next_generation(None if first else current or make_current(), known)
 
 
 def words(decision: Decision) -> tuple[Any, ...]:
@@ -233,9 +244,8 @@ def test_broken_group(workers: list[Worker], given: Any, want: Any) -> None:
     ],
 )
 def test_new_groups_after_a_hang_of_all(workers: list[Worker], bounds: Bounds, want: Any) -> None:
-    got = next_generation(
-        current=make_current((0, 1)), workers=tuple(workers), bounds=bounds, refusal=None, now_s=NOW_S, settings=SETTINGS, hang="x"
-    )  # fmt: skip
+    known = Situation(workers=tuple(workers), bounds=bounds, now_s=NOW_S, settings=SETTINGS, hang="x")
+    got = next_generation(make_current((0, 1)), known)
     assert words(got) == want
 
 

@@ -12,7 +12,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
 from regroup_operator.plan.facts.peers import with_peers
-from regroup_operator.plan.generation.document import build_document
+from regroup_operator.plan.generation.document import Header, build_document
 from tests.builders.plan import (
     make_current,
     make_fault,
@@ -31,11 +31,15 @@ NEW_A, NEW_B = (make_worker(slot, session=make_session(slot)) for slot in (0, 1)
 def build(
     members: tuple[Worker, ...] = (A, B), current: Current | None = None, workers: Any = None, **given: Any
 ) -> Document:
+    announce = given.pop("announce", Announce("forced", members, "MemberLost", "why"))
     values: dict[str, Any] = {
-        "announce": Announce("forced", members, "MemberLost", "why"), "current": current, "workers": workers or members,
-        "job_uid": "job", "uid": "fresh", "processes": 2, "checkpoint": None, "session_tier": True,
-    }  # fmt: skip
-    return build_document(**values | given)
+        "job_uid": "job",
+        "uid": "fresh",
+        "processes": 2,
+        "checkpoint": None,
+        "session_tier": True,
+    }
+    return build_document(announce, current, workers or members, Header(**values | given))
 
 
 def test_first_document() -> None:

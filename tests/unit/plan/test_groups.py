@@ -14,7 +14,17 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import ProcessStack, Stacks
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
-from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import (
+    Announce,
+    Bounds,
+    Current,
+    Decision,
+    Refusal,
+    Situation,
+    Standing,
+    Wait,
+    Worker,
+)
 from regroup_operator.plan.facts.groups import choose, put_together, spare_words, whole_size
 from regroup_operator.plan.failures.hangs import find_hang
 from regroup_operator.plan.generation.decision import next_generation
@@ -77,8 +87,8 @@ def groups_of(replicas: int = 6, minimum: int = 2, **changes: Any) -> Bounds:
 
 
 def decide(workers: list[Worker], current: Current | None, bounds: Bounds, **changes: Any) -> Decision:
-    values: dict[str, Any] = {"refusal": None, "now_s": NOW_S, "settings": SETTINGS}
-    return next_generation(current=current, workers=tuple(workers), bounds=bounds, **values | changes)
+    values: dict[str, Any] = {"now_s": NOW_S, "settings": SETTINGS}
+    return next_generation(current, Situation(workers=tuple(workers), bounds=bounds, **values | changes))
 
 
 def words(decision: Decision) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Refusal, Situation, Standing, Wait, Worker
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.pods.wanted import Roster, plan_workers
 from tests.builders.plan import make_current, make_fault, make_pod, make_seal, make_session, make_worker, uid_of
@@ -80,14 +80,9 @@ SETTINGS = Settings()
 
 
 def check(current: Current, workers: tuple[Worker, ...], bounds: Bounds, refused: frozenset[str] | None) -> None:
-    got = next_generation(
-        current=current,
-        workers=workers,
-        bounds=bounds,
-        refusal=None if refused is None else Refusal(refused),
-        now_s=NOW_S,
-        settings=SETTINGS,
-    )
+    refusal = None if refused is None else Refusal(refused)
+    known = Situation(workers=workers, bounds=bounds, refusal=refusal, now_s=NOW_S, settings=SETTINGS)
+    got = next_generation(current, known)
     if isinstance(got, Wait | Keep):
         assert isinstance(got.until, UntilEvent) or got.until > NOW_S, "it would be looked at again at once"
         return

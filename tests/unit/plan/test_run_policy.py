@@ -11,7 +11,7 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import Stop
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Clock, Crash, Failure, IgnoredRow, JobPlan, Verdict
-from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
+from regroup_operator.plan.lifecycle.run_policy import Start, expires_in_s, has_begun, overdue
 from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
 from tests.unit.plan.test_job import TRAINING, job, plan, told, trains
 
@@ -56,7 +56,7 @@ def test_deadlines(
     policy: dict[str, int], status: dict[str, Any], waits: bool, at: float, reason: str | None, in_s: float | None
 ) -> None:
     given = RunPolicy(active_deadline_seconds=policy.get("active"), start_deadline_seconds=policy.get("start"))
-    verdict, due_s = overdue(given, status, created=CREATED, waits=waits, ready=1, needed=4, now=TEN_S + at)
+    verdict, due_s = overdue(given, status, now=TEN_S + at, start=Start(CREATED, 1, 4) if waits else None)
     assert (verdict.reason if verdict else None, due_s) == (reason, in_s)
     if reason == "StartDeadlineExceeded":
         assert verdict is not None
@@ -77,9 +77,7 @@ def test_deadlines(
 )
 def test_words_of_a_missed_start(ready: int, refusal: str, says: str) -> None:
     policy = RunPolicy(start_deadline_seconds=60)
-    verdict, _ = overdue(
-        policy, {}, created=CREATED, waits=True, ready=ready, needed=4, refusal=refusal, now=TEN_S + 60
-    )
+    verdict, _ = overdue(policy, {}, now=TEN_S + 60, start=Start(CREATED, ready, 4, refusal))
     assert verdict is not None
     assert verdict.message.startswith(says)
     assert ("Its pods are given back." in verdict.message) == (not refusal)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from regroup.generation.adoption import Fallback
 from regroup_operator.controller import Controller
 from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Current, Decision, Keep
+from regroup_operator.model.worker import Current, Decision, Keep, Situation
 from regroup_operator.plan import job as plan_job_module
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures import on_exit
@@ -141,8 +140,8 @@ def test_job_starts_once_what_keeps_it_from_starting_has_ended(kind: str) -> Non
 
 
 def test_plan_that_never_announces_again_is_found_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    def once(**known: Any) -> Decision:
-        return next_generation(**known) if known["current"] is None else Keep(UntilEvent.CHANGE)
+    def once(current: Current | None, known: Situation) -> Decision:
+        return next_generation(current, known) if current is None else Keep(UntilEvent.CHANGE)
 
     monkeypatch.setattr(generation, "next_generation", once)
     outcome = run(PLAIN, [Fault("scale", size=2), Fault("kill", after_s=3.0), Fault("break-stream")])

@@ -20,7 +20,7 @@ from regroup_operator.model.worker import (
     Current,
     Decision,
     Keep,
-    Refusal,
+    Situation,
     Standing,
     Wait,
     Worker,
@@ -28,7 +28,6 @@ from regroup_operator.model.worker import (
 from regroup_operator.plan.facts.groups import choose, ready_words, unbroken, whole_since_s
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.generation.forced import forced_generation, new_groups
-from regroup_operator.plan.generation.links import Links
 from regroup_operator.plan.generation.target import (
     change,
     comes_late,
@@ -44,50 +43,23 @@ JOIN_MEMBERS = 500
 of them reports four times."""
 
 
-def next_generation(
-    *,
-    current: Current | None,
-    workers: tuple[Worker, ...],
-    bounds: Bounds,
-    refusal: Refusal | None,
-    now_s: float,
-    settings: Settings,
-    step_s: float = 0.0,
-    hang: str = "",
-    links: Links = frozenset(),
-    without_commit: int = 0,
-) -> Decision:
-    """Return what to do about membership now.
-
-    `refusal` is set when members of the newest generation refused to train. `step_s`: how long a step of the job takes,
-    0 where that is not known. `hang` says that every rank hangs in a collective (plan/failures/hangs.py). `links` of `with_links`.
-    `without_commit`: generations in a row, the newest included, that broke before a step was committed
-    (plan/failures/no_commit.py).
-    """
+def next_generation(current: Current | None, known: Situation) -> Decision:
+    """Return what to do about membership now. `current` is the newest generation, None before the first."""
+    workers, bounds, now_s, settings = known.workers, known.bounds, known.now_s, known.settings
     if current is None:
         return _first(workers, bounds, now_s, settings)
     if current.suspended:
         first = _first(tuple(w for w in workers if w.pod is not None), bounds, now_s, settings)
         return replace(first, reason=RESUMED, cause=RESUMED) if isinstance(first, Announce) else first
-    members = tuple(w for w in workers if w.is_member)
-    deadline = deadline_of(current, members, step_s, settings)
+    members = known.members
+    deadline = deadline_of(current, members, known.step_s, settings)
     trouble = find_trouble(current, members, deadline, now_s, settings)
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
-        return forced_generation(
-            culprit=trouble,
-            current=current,
-            workers=workers,
-            members=members,
-            bounds=bounds,
-            refusal=refusal,
-            links=links,
-            without_commit=without_commit,
-            now_s=now_s,
-        )
-    if hang:
-        return new_groups(current, workers, bounds, hang, now_s)
+        return forced_generation(trouble, current, known)
+    if known.hang:
+        return new_groups(current, known)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         # A finished rank ignores planned generations (rule CUTALL).
@@ -98,7 +70,7 @@ def next_generation(
             return newer
         dues = [*silent, *([deadline] if deadline > now_s else [])]
         return Keep(min(dues, default=UntilEvent.ADOPTED_REPORT))
-    return _planned(current, members, workers, bounds, silent, now_s, settings)
+    return _planned(current, known, silent)
 
 
 # --- the first one -------------------------------------------------------------------------------------------------
@@ -143,16 +115,9 @@ def _adopted(worker: Worker) -> int:
 # --- a healthy group -----------------------------------------------------------------------------------------------
 
 
-def _planned(
-    current: Current,
-    members: tuple[Worker, ...],
-    workers: tuple[Worker, ...],
-    bounds: Bounds,
-    silent: list[float],
-    now_s: float,
-    settings: Settings,
-) -> Decision:
-    joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
+def _planned(current: Current, known: Situation, silent: list[float]) -> Decision:
+    members, bounds, now_s, settings = known.members, known.bounds, known.now_s, known.settings
+    joiners = [w for w in known.workers if not w.is_member and w.available and not w.draining]
     joiners = [w for w in joiners if w.session is None or not is_unresponsive(w.session, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
     prompt = [w for w in joiners if not comes_late(w, current, now_s)]

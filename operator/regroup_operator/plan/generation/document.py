@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from regroup.protocol.document import (
     PLANNED,
@@ -18,28 +19,36 @@ from regroup_operator.model.worker import Announce, Current, Worker
 from regroup_operator.plan.facts.groups import positions_of
 
 
-def build_document(
-    *,
-    announce: Announce,
-    current: Current | None,
-    workers: Iterable[Worker],
-    job_uid: str,
-    uid: str,
-    processes: int,
-    checkpoint: CheckpointRef | None,
-    imported: str | None = None,
-    session_tier: bool,
-    per_group: int = 1,
-    before: Document | None = None,
-) -> Document:
-    """Return the document; `per_group` workers are a group, `before` is the newest document where it is known.
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a document says of the job, whoever its members are."""
+
+    job_uid: str
+    uid: str
+    """Random identity of the generation."""
+    processes: int
+    """Processes of each worker."""
+    checkpoint: CheckpointRef | None
+    """The newest durable checkpoint."""
+    imported: str | None = None
+    """Digest of the checkpoint of an earlier job with which this one has begun."""
+    session_tier: bool
+    per_group: int = 1
+    """Workers of a group."""
+    before: Document | None = None
+    """The newest document, if this operator has it."""
+
+
+def build_document(announce: Announce, current: Current | None, workers: Iterable[Worker], header: Header) -> Document:
+    """Return the document of the generation that is announced.
 
     Raises ValueError if no member offers a socket for the store, or an agent of a member has not called."""
+    per_group = header.per_group
     workers = tuple(workers)
     if any(w.pod is None or w.session is None for w in announce.members):
         raise ValueError("a member has no pod, or its agent has not called")
     members = tuple(
-        Member(w.id.slot, w.pod.name, w.pod.uid, w.session.condition.incarnation, w.pod.ip, processes)
+        Member(w.id.slot, w.pod.name, w.pod.uid, w.session.condition.incarnation, w.pod.ip, header.processes)
         for w in announce.members
         if w.pod is not None and w.session is not None
     )
@@ -68,20 +77,20 @@ def build_document(
     number = _next_number(current, workers)
     return Document(
         number=number,
-        uid=uid,
-        job_uid=job_uid,
+        uid=header.uid,
+        job_uid=header.job_uid,
         kind=announce.kind,
         members=members,
-        store=_store(announce, number, session_tier, before.store if before is not None else None),
+        store=_store(announce, number, header),
         older=older,
         seals=seals,
         lost=lost,
         silent=tuple(w.pod.uid for w in silent if w.pod is not None),
         silent_positions=positions_of((w.id for w in silent), per_group),
         lineage=current.lineage if current else (),
-        checkpoint=checkpoint,
+        checkpoint=header.checkpoint,
         reason=announce.reason,
-        imported=imported,
+        imported=header.imported,
     )
 
 
@@ -106,21 +115,22 @@ def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bo
     return bool(left) and len(left) == len(living)
 
 
-def _store(announce: Announce, number: int, session_tier: bool, before: Store | None) -> Store:
+def _store(announce: Announce, number: int, header: Header) -> Store:
     """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else by the generation's number.
 
     So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
     Those who join a group that trains arrive before the others leave it (rule JOIN), so that one of them is the host.
-    The host of the store `before`, the previous generation's, is chosen last, unless its agent has reported another port: it may
+    The host of the previous generation's store is chosen last, unless its agent has reported another port: it may
     have given the socket away. Where there is no other, its process serves both (regroup/generation/groups.py).
     """
+    session_tier, before = header.session_tier, header.before
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
     if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
     if announce.kind == PLANNED and session_tier:
         able = [w for w in able if not w.trains] or able
     if session_tier and before is not None:
-        used = (before.pod_uid, before.port)
+        used = (before.store.pod_uid, before.store.port)
         able = [w for w in able if w.pod and w.session and (w.pod.uid, w.session.store_port) != used] or able
     chosen = able[number % len(able)] if session_tier else able[0]
     assert chosen.pod is not None

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from regroup.protocol.document import FORCED
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Announce, Bounds, Current, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import Announce, Current, Situation, Standing, Wait, Worker
 from regroup_operator.plan.facts.groups import ready_words
 from regroup_operator.plan.generation.answers import find_asked, wait_for_answers
 from regroup_operator.plan.generation.culprit import name_culprit
-from regroup_operator.plan.generation.links import Links
 from regroup_operator.plan.generation.retry import wait_after_failures, wait_after_refusal
 from regroup_operator.plan.generation.survivors import Survivors, choose_members, choose_survivors, needs_leaving
 from regroup_operator.plan.generation.target import count, verb_of
@@ -25,22 +24,10 @@ RECONNECT_S = 5.0
 admitted: they are most likely on their way, and a generation without them would cost them their place."""
 
 
-def forced_generation(
-    *,
-    culprit: Worker,
-    current: Current,
-    workers: tuple[Worker, ...],
-    members: tuple[Worker, ...],
-    bounds: Bounds,
-    refusal: Refusal | None,
-    links: Links,
-    without_commit: int,
-    now_s: float,
-) -> Wait | Announce:
-    """Return the generation of those who go on without the `culprit`, or what is waited for before it.
-
-    `members`: those of the workers that are in the newest generation. The rest as in decision.next_generation.
-    """
+def forced_generation(culprit: Worker, current: Current, known: Situation) -> Wait | Announce:
+    """Return the generation of those who go on without the `culprit`, or the wait before it."""
+    workers, members, bounds = known.workers, known.members, known.bounds
+    refusal, now_s = known.refusal, known.now_s
     unknown = [w for w in members if w.standing == Standing.SILENT and w.session is None]
     until_s = max((w.since_s + RECONNECT_S for w in unknown), default=now_s)
     if now_s < until_s:
@@ -59,17 +46,8 @@ def forced_generation(
     answers = wait_for_answers(asked, len(able), bounds, now_s)
     if answers is not None:
         return answers
-    survivors = choose_survivors(
-        able,
-        current=current,
-        workers=workers,
-        bounds=bounds,
-        refusal=refusal,
-        links=links,
-        left_out=overdue | {w.id for w in asked},
-        with_leaving=with_leaving,
-        now_s=now_s,
-    )
+    left_out = overdue | {w.id for w in asked}
+    survivors = choose_survivors(able, current, known, left_out=left_out, with_leaving=with_leaving)
     chosen = survivors.chosen
     named = name_culprit(current, members, culprit)
     refused = wait_after_refusal(refusal, current, workers, chosen, now_s) if refusal is not None else None
@@ -91,7 +69,7 @@ def forced_generation(
         return Wait(
             "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
-    failed = wait_after_failures(current, without_commit, named.text, _missing_link(survivors), now_s)
+    failed = wait_after_failures(current, known.without_commit, named.text, _missing_link(survivors), now_s)
     if failed is not None:
         return failed
     return Announce(
@@ -124,12 +102,11 @@ def _missing_link(survivors: Survivors) -> str:
     return f"{who.capitalize()} and another member cannot reach each other, and without {who} too few are left."
 
 
-def new_groups(
-    current: Current, workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float
-) -> Wait | Announce:
-    """Return the generation after one that hangs with every rank in a collective, for `hang`: its members keep their processes and
-    their state."""
-    able = [w for w in workers if w.available]
+def new_groups(current: Current, known: Situation) -> Wait | Announce:
+    """Return the generation after one that hangs with every rank in a collective. Its members keep their processes and their
+    state."""
+    bounds, hang = known.bounds, known.hang
+    able = [w for w in known.workers if w.available]
     with_leaving = needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.is_ending]
     chosen = choose_members(able, bounds, current, holders_first=with_leaving)
@@ -140,4 +117,4 @@ def new_groups(
             UntilEvent.MORE_WORKERS,
         )
     message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
-    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
+    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=known.now_s)

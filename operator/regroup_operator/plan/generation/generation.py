@@ -11,7 +11,18 @@ from regroup.protocol.wire import DumpStacks, Kill, Restart
 from regroup_operator.model.plan import Issued, Setback, Spell, Tell, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import RESUMED, Announce, Bounds, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import (
+    RESUMED,
+    Announce,
+    Bounds,
+    Decision,
+    Keep,
+    Refusal,
+    Situation,
+    Standing,
+    Wait,
+    Worker,
+)
 from regroup_operator.plan.facts.current import membership_status, named_checkpoint
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.facts.losses import dated
@@ -20,7 +31,7 @@ from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
 from regroup_operator.plan.failures.hangs import bound as hang_bound_s
 from regroup_operator.plan.failures.no_commit import count_after
 from regroup_operator.plan.generation.decision import next_generation
-from regroup_operator.plan.generation.document import build_document
+from regroup_operator.plan.generation.document import Header, build_document
 from regroup_operator.plan.generation.lateness import (
     LONGEST_START,
     Attendance,
@@ -85,18 +96,18 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
         return NextGeneration(_kept(facts), failures.workers, due_s=failures.hang.due_s)
     late = _see_late(facts, failures)
     refusal, readers, have_all_tried = _refusal(facts, late)
-    decision = next_generation(
-        current=facts.current,
+    situation = Situation(
         workers=late.workers,
         bounds=_bounds(facts),
-        refusal=refusal,
         now_s=facts.inputs.clock.now_s,
         settings=facts.inputs.settings,
         step_s=facts.step_s,
+        refusal=refusal,
         hang=failures.hang.message if failures.hang.together else "",
         links=late.kept.links,
         without_commit=failures.num_without_commit,
     )
+    decision = next_generation(facts.current, situation)
     stops, told = _stop_hang(failures.hang, late.workers, facts.inputs.clock.now_s)
     kept = replace(late.kept, readers=readers)
     late = replace(late, kept=kept, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
@@ -224,10 +235,7 @@ def _announce(
     inputs, current, kept, workers = facts.inputs, facts.current, late.kept, late.workers
     now_s = inputs.clock.now_s
     try:
-        document = build_document(
-            announce=decision,
-            current=current,
-            workers=workers,
+        header = Header(
             job_uid=inputs.job.uid,
             uid=inputs.fresh_uid,
             processes=facts.processes,
@@ -237,6 +245,7 @@ def _announce(
             per_group=facts.per_group,
             before=kept.issued.document,
         )
+        document = build_document(decision, current, workers, header)
     except ValueError:
         wait = Wait("NoStore", "No member offers a socket for the store yet.", now_s + STORE_RETRY_S)
         return replace(late, decision=wait)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.worker import Bounds, Current, Refusal, Worker
+from regroup_operator.model.worker import Bounds, Current, Situation, Worker
 from regroup_operator.plan.facts.groups import by_position, choose, unbroken, whole_size
-from regroup_operator.plan.generation.links import Links, cut_off, state_of, with_links, with_returning
+from regroup_operator.plan.generation.links import cut_off, state_of, with_links, with_returning
 from regroup_operator.plan.generation.target import can_leave, comes_late, one_per_slot
 
 
@@ -28,19 +28,13 @@ class Survivors:
 
 
 def choose_survivors(
-    able: list[Worker],
-    *,
-    current: Current,
-    workers: tuple[Worker, ...],
-    bounds: Bounds,
-    refusal: Refusal | None,
-    links: Links,
-    left_out: Collection[MemberId],
-    with_leaving: bool,
-    now_s: float,
+    able: list[Worker], current: Current, known: Situation, *, left_out: Collection[MemberId], with_leaving: bool
 ) -> Survivors:
-    """Return who goes on, of those who are `able`. `left_out`: who is overdue, or has not answered. `with_leaving`: those who leave
-    are needed once more. `refusal`, `links` as in decision.next_generation."""
+    """Return the workers that go on, of those who are `able`.
+
+    Workers that are overdue or have not answered are `left_out`. With `with_leaving` the workers that leave are needed once more.
+    """
+    bounds, refusal, now_s = known.bounds, known.refusal, known.now_s
     able = _enough_without([w for w in able if w.id not in left_out], able, bounds)
     if refusal is None:
         prompt = [w for w in able if w.is_member or not comes_late(w, current, now_s)]
@@ -49,7 +43,7 @@ def choose_survivors(
         able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds)
     last = refusal.readers if refusal is not None else frozenset()
     chosen = choose_members(able, bounds, current, holders_first=with_leaving, last=last)
-    links = with_links(links, current, workers)
+    links = with_links(known.links, current, known.workers)
     cut = cut_off(
         current,
         chosen,
@@ -60,7 +54,7 @@ def choose_survivors(
     )
     if cut:
         out = {*cut, *left_out}
-        usable = [w for w in workers if w.available and w.id not in out and can_leave(w, current)]
+        usable = [w for w in known.workers if w.available and w.id not in out and can_leave(w, current)]
         barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.is_ending)]
         others = with_returning([w for w in able if w.id not in cut], barred, links)
         reachable = choose_members(others, bounds, current, holders_first=with_leaving, last=last)

@@ -21,7 +21,7 @@ from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.restarts import exit_words, log_words
 from regroup_operator.plan.lifecycle.finished import places_of, see_finished
-from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
+from regroup_operator.plan.lifecycle.run_policy import Start, expires_in_s, has_begun, overdue
 
 END_FAILED = "EndFailed"
 """Reason of Failed=True: what follows the script's loop has failed, or was lost, and cannot run again."""
@@ -226,16 +226,16 @@ def _deadline(
     """Return which deadline of the job is over, and when the next one will be, monotonic."""
     job, clock = facts.inputs.job, facts.inputs.clock
     ends = facts.taken_back if finished is None else finished
+    start = None
+    if finished is None and job.created is not None and not has_begun(facts.known):
+        num_ready = sum(w.available for w in failures.workers)
+        start = Start(job.created, num_ready, job.min_replicas, "" if refusal is None else refusal.message)
     verdict, in_s = overdue(
         job.spec.run_policy,
         facts.status,
-        created=job.created,
-        waits=finished is None and not has_begun(facts.known),
+        now=clock.wall,
+        start=start,
         # Once all scripts have returned 0, the job waits for its roles only.
         ended_at=None if ends is None or (finished is not None and not finished.open) else ends.at,
-        ready=sum(w.available for w in failures.workers),
-        needed=job.min_replicas,
-        refusal="" if refusal is None else refusal.message,
-        now=clock.wall,
     )
     return verdict, None if in_s is None else clock.now_s + in_s

@@ -7,6 +7,7 @@ operator. A clock that is set wrong by a minute moves a deadline by a minute.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from regroup_operator.api.conditions import SUSPENDED
@@ -38,36 +39,39 @@ def has_begun(status: Mapping[str, Any]) -> bool:
     return bool(membership.get("adopted")) or any(e["generation"] >= first for e in status.get("lineage", ()))
 
 
+@dataclass(frozen=True)
+class Start:
+    """A job that has not begun to train."""
+
+    created: str
+    """Creation time of the object, RFC 3339."""
+    ready: int
+    """Workers that could train."""
+    needed: int
+    refusal: str = ""
+    """Why the job may not begin; empty: it may."""
+
+
 def overdue(
-    policy: RunPolicy,
-    status: Mapping[str, Any],
-    *,
-    created: str | None,
-    waits: bool,
-    ready: int,
-    needed: int,
-    refusal: str = "",
-    now: float,
-    ended_at: str | None = None,
+    policy: RunPolicy, status: Mapping[str, Any], *, now: float, start: Start | None = None, ended_at: str | None = None
 ) -> tuple[Verdict | None, float | None]:
     """Return why the job has to end now, and in how many seconds it would have to if nothing changes.
 
-    `created`: the object's creationTimestamp; `waits`: it still has to begin to train; `ready` of the `needed` workers could;
-    `refusal`: why it may not; `ended_at`: when its last step was committed (RFC 3339), None: it has steps to train, or its scripts
-    have returned. `now` is seconds since the epoch.
+    `now` is in seconds since the epoch. `start` is None once the job has begun to train. `ended_at` is the time of the last commit,
+    RFC 3339. It is None if the job has steps to train, and once its scripts have returned.
     """
     resumed = resumed_at(status, now)
     bounds: list[tuple[float, Verdict]] = []
-    start = status.get("startTime")
-    if policy.active_deadline_seconds is not None and start is not None:
-        began = seconds_of(start) if resumed is None else max(resumed, seconds_of(start))
+    started = status.get("startTime")
+    if policy.active_deadline_seconds is not None and started is not None:
+        began = seconds_of(started) if resumed is None else max(resumed, seconds_of(started))
         bound_s = policy.active_deadline_seconds
         text = f"The job ran longer than spec.runPolicy.activeDeadlineSeconds ({bound_s}). Raise it and submit the job again."
         bounds.append((began + bound_s, Verdict(DEADLINE_EXCEEDED, text)))
-    if policy.start_deadline_seconds is not None and waits and created is not None:
-        began = resumed if resumed is not None else seconds_of(created)
+    if policy.start_deadline_seconds is not None and start is not None:
+        began = resumed if resumed is not None else seconds_of(start.created)
         bound_s = policy.start_deadline_seconds
-        why = _why_not_begun(f"spec.runPolicy.startDeadlineSeconds ({bound_s})", ready, needed, refusal)
+        why = _why_not_begun(f"spec.runPolicy.startDeadlineSeconds ({bound_s})", start)
         bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, why)))
     if policy.finish_seconds is not None and ended_at is not None:
         began = seconds_of(ended_at) if resumed is None else max(resumed, seconds_of(ended_at))
@@ -84,16 +88,16 @@ def overdue(
     return due, min((at - now for at, _ in bounds), default=None)
 
 
-def _why_not_begun(bound: str, ready: int, needed: int, refusal: str) -> str:
-    if refusal:
-        return f"The job could not begin within {bound}: {refusal}"
-    if ready < needed:
+def _why_not_begun(bound: str, start: Start) -> str:
+    if start.refusal:
+        return f"The job could not begin within {bound}: {start.refusal}"
+    if start.ready < start.needed:
         return (
-            f"{ready} of the {needed} workers that the job needs were ready within {bound}. "
+            f"{start.ready} of the {start.needed} workers that the job needs were ready within {bound}. "
             "Its pods are given back. Look for capacity or quota, then submit the job again."
         )
     return (
-        f"{ready} workers were ready, and the job has not begun to train within {bound}. Its pods are given back. "
+        f"{start.ready} workers were ready, and the job has not begun to train within {bound}. Its pods are given back. "
         "Read the trainers' logs, or raise the deadline, then submit the job again."
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from regroup_operator.api import set_condition
@@ -64,15 +65,20 @@ from regroup_operator.plan.report.script_group import script_group
 from regroup_operator.plan.report.snapshots import NOT_TAKEN, judge_snapshots
 
 
-def overview(
-    facts: Facts,
-    failures: Failures,
-    lifecycle: Lifecycle,
-    generation: NextGeneration,
-    pods: PodChanges,
-    status: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[EventNote]]:
+@dataclass(frozen=True)
+class Stages:
+    """What the stages of a plan have found."""
+
+    facts: Facts
+    failures: Failures
+    lifecycle: Lifecycle
+    generation: NextGeneration
+    pods: PodChanges
+
+
+def overview(stages: Stages, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[EventNote]]:
     """Return the part of the status that people read, and the events of what has changed in it. `status`: the rest, as planned."""
+    facts, lifecycle, generation, pods = stages.facts, stages.lifecycle, stages.generation, stages.pods
     job, clock = facts.inputs.job, facts.inputs.clock
     before = {c["type"]: c for c in facts.status.get("conditions", ())}
     group = None
@@ -95,7 +101,7 @@ def overview(
         **_of_saving(facts, lifecycle, generation, status, before),
     }
     now |= _suspended(facts, lifecycle, status, before)
-    now |= _of_training(facts, failures, lifecycle, generation, pods, status, phase, group, now)
+    now |= _of_training(stages, status, phase, group, now.get(CHECKPOINTS_SAVED))
     if FAILED in now and COMPLETE in before:  # it waited for its roles
         now |= _by_type([JobCondition(COMPLETE, "False", FAILED, "The job has failed; see condition Failed.")])
     # Where all scripts run again, none of them is at its end.
@@ -284,18 +290,12 @@ def _of_saving(
 
 
 def _of_training(
-    facts: Facts,
-    failures: Failures,
-    lifecycle: Lifecycle,
-    generation: NextGeneration,
-    pods: PodChanges,
-    status: Mapping[str, Any],
-    phase: str,
-    group: str | None,
-    now: Mapping[str, JobCondition],
+    stages: Stages, status: Mapping[str, Any], phase: str, group: str | None, saving: JobCondition | None
 ) -> dict[str, JobCondition]:
+    """Return whether the job trains, and what is wrong. `group` says whether a script has formed its group (script_group.py);
+    `saving` is the condition CheckpointsSaved."""
+    facts, failures, lifecycle, generation = stages.facts, stages.failures, stages.lifecycle, stages.generation
     job, current, workers = facts.inputs.job, facts.current, generation.workers
-    saving = now.get(CHECKPOINTS_SAVED)
     ended = lifecycle if isinstance(lifecycle, Ended) else None
     failure = ended.why if ended is not None and not ended.succeeded else None
     if failure is not None and ended is not None and not ended.had_ended:  # else it is said already
@@ -314,7 +314,7 @@ def _of_training(
                 failure=failure,
                 complete=ended.why if ended is not None and ended.succeeded else None,
                 finished=ended.finished if ended is not None else finished_of(lifecycle),
-                roles=_of_roles(facts, pods, waits=ended is None),
+                roles=_of_roles(facts, stages.pods, waits=ended is None),
                 crash=failures.crash,
                 ignored=failures.ignored,
                 note=_refusal_note(generation.decision, workers),

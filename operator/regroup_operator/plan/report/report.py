@@ -20,14 +20,13 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Finishing, Lifecycle, Suspended, finished_of
-from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
-from regroup_operator.plan.report.overview import overview
+from regroup_operator.plan.report.overview import Stages, overview
 from regroup_operator.plan.report.progress import checkpoint_status, progress_status
 from regroup_operator.plan.report.snapshots import snapshot_status
 from regroup_operator.plan.report.urgency import urgency
@@ -44,10 +43,10 @@ class Report:
     due_s: float | None
 
 
-def make_report(
-    facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration, pods: PodChanges
-) -> Report:
-    """Return what is written and said."""
+def make_report(stages: Stages) -> Report:
+    """Return the status and the events of a plan."""
+    facts, failures, lifecycle = stages.facts, stages.failures, stages.lifecycle
+    generation, pods = stages.generation, stages.pods
     inputs, has_ended = facts.inputs, isinstance(lifecycle, Ended | Suspended)
     number = 0 if generation.document is None else generation.document.number
     status: dict[str, Any] = {**facts.known, **generation.changed}
@@ -88,7 +87,7 @@ def make_report(
     status.update(_progress(facts, generation, status))
     status["goodput"] = _goodput(facts, lifecycle, status)
     status = {key: value for key, value in status.items() if value is not None}
-    part, notes = overview(facts, failures, lifecycle, generation, pods, status)
+    part, notes = overview(stages, status)
     status.update(part, agentImage=inputs.agent_image)
     every_s = inputs.settings.progress_write_s
     status[OBSERVED_AT] = observe(status, facts.status, inputs.clock, ended=has_ended, every_s=every_s)
