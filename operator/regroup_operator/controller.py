@@ -27,7 +27,7 @@ from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.pace import write_every_s
-from regroup_operator.model.plan import Clock, Expected, JobMemory, JobPlan, Urgency, Verdict
+from regroup_operator.model.plan import Clock, JobMemory, JobPlan, ProgressDue, Urgency, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Pod, Settings
 from regroup_operator.plan.commands import stop_leaving
@@ -81,7 +81,7 @@ class _Kept:
     """What the last line of the decision log asked for: each look asks again until it is there."""
     plan_s: float = 0.0
     """How long the last plan has taken."""
-    expected: Expected | None = None
+    progress_due: ProgressDue | None = None
     pods: tuple[Pod, ...] = ()
     """As of the last plan."""
     unanswered: deque[tuple[JobStatus, JobPlan]] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
@@ -187,9 +187,9 @@ class Controller:
         """Return when a job's steps are overdue by what its members have reported until now (monotonic); None: nothing is known of
         that. To ask costs much less than a plan, and a job that trains need not be planned for it."""
         kept = self._kept.get(key)
-        if kept is None or kept.expected is None:
+        if kept is None or kept.progress_due is None:
             return None
-        newest = newest_progress(self._registry.sessions(kept.pods).values(), kept.expected.generations)
+        newest = newest_progress(self._registry.sessions(kept.pods).values(), kept.progress_due.generations)
         return None if newest is None else newest.stalls_at_s
 
     async def _read(self, key: Key) -> Job | None:
@@ -258,7 +258,7 @@ class Controller:
         )
         plan = plan_job(inputs)
         self._let_rest(job, kept, inputs.clock)
-        kept.expected, kept.pods = plan.expected, pods
+        kept.progress_due, kept.pods = plan.progress_due, pods
         written, write_s = await self._write(job, plan, inputs.clock, kept, every_s)
         self._log(inputs, plan, kept, written=written is not None)
         self._say(job, plan)
@@ -268,9 +268,9 @@ class Controller:
         # The write has taken time, in which an earlier plan's pods may have been made.
         there = (*self._workers.list(job.key, job.uid), *self._workers.roles(job.key, job.uid))
         make_s = kept.maker.want(written or job, plan, there, confirmed=written is not None)
-        if plan.expected is not None:
-            self._turns.expect(job.key, plan.expected.due_s)
-        due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
+        if plan.progress_due is not None:
+            self._turns.expect(job.key, plan.progress_due.due_s)
+        due = [d for d in (plan.due_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
     def _let_rest(self, job: Job, kept: _Kept, began: Clock) -> None:

@@ -26,6 +26,10 @@ class Clock:
         """Return the seconds since the epoch of a monotonic time."""
         return self.wall - (self.now_s - at_s)
 
+    def at_s(self, wall: float) -> float:
+        """Return the monotonic time of seconds since the epoch."""
+        return self.now_s - (self.wall - wall)
+
     def stamp(self, at_s: float) -> str:
         """Return RFC 3339 UTC in whole seconds of a monotonic time."""
         return timestamp(self.wall_at(at_s))
@@ -356,7 +360,7 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ProgressDue:
     """Steps are overdue at `due_s` (monotonic), unless members report more progress of one of these generations until then."""
 
     due_s: float
@@ -377,10 +381,10 @@ class JobPlan:
     """(role, index, attempt)."""
     delete: tuple[Pod, ...] = ()
     notes: tuple[EventNote, ...] = ()
-    look_again_s: float | None = None
-    """On the monotonic clock; None: only an event helps."""
-    expected: Expected | None = None
-    """When it is planned again if no progress is reported; `look_again_s` is without that."""
+    due_s: float | None = None
+    """When the job is planned again although nothing happens (monotonic); None: only an event helps. Progress that does not come
+    is `progress_due`."""
+    progress_due: ProgressDue | None = None
     announced: bool = False
     expired: bool = False
     """The job has ended, and its time after that is over: it is deleted."""

@@ -4,7 +4,7 @@ A decision waits until a time or for one of these (`worker.Wait`, `worker.Keep`)
 without naming the event that ends it. docs/design/protocol.md, "What must hold for liveness", has the same table;
 tests/unit/controller/test_waits.py brings each about, and ends it.
 
-Where another stage says that nothing is due (`Hang.due_s`, `Lateness.due_s`, `WorkerChanges.look_again_s` are None), there is
+Where another stage says that nothing is due (`Hang.due_s`, `Lateness.due_s`, `WorkerChanges.due_s` are None), there is
 nothing that it waits for.
 """
 

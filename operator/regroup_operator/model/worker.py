@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from regroup.protocol.document import LineageEntry, OlderGeneration
 from regroup.protocol.state import Phase
-from regroup_operator.api.members import MemberId
+from regroup_operator.api.members import MemberId, gone_name
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.waits import UntilEvent
 
@@ -53,7 +53,7 @@ _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 
 @dataclass(frozen=True)
 class Worker:
-    """`pod` is None for a member whose pod the API no longer has."""
+    """A pod of the job with its agent, or a member whose pod the API no longer has. Such a member has no `pod`."""
 
     id: MemberId
     pod: Pod | None
@@ -78,12 +78,17 @@ class Worker:
     """Another pod takes its slot as soon as that one can (plan/generation/lateness.py)."""
 
     @property
+    def uid(self) -> str:
+        """UID of its pod. Of a pod that the API no longer has it is the name that documents have for it, which is no UID."""
+        return gone_name(self.id) if self.pod is None else self.pod.uid
+
+    @property
     def connected(self) -> bool:
         """True while the agent's stream is open."""
         return self.session is not None and self.session.connected
 
     @property
-    def expected(self) -> bool:
+    def has_yet_to_call(self) -> bool:
         """True for a member that has not opened a stream since the operator's start: it is on its way, and how it stood
         before still holds."""
         return (
@@ -170,7 +175,7 @@ class Current:
     announced_at_s: float
     older: tuple[OlderGeneration, ...] = ()
     lineage: tuple[LineageEntry, ...] = ()
-    known: bool = True
+    has_document: bool = True
     """The document is in memory: it can be told again. After a restart it cannot (the next number is taken instead)."""
     attempts: int = 0
     """Generations in a row, this one included, that not all members adopted."""

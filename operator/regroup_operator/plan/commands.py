@@ -60,7 +60,7 @@ def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoi
     index = {member: i for i, member in enumerate(finished.members)}
     exact = checkpoint if checkpoint is not None and checkpoint.step == finished.step else None
     finish = {
-        worker.pod.uid: Finish(
+        worker.uid: Finish(
             generation=finished.generation,
             step=finished.step,
             rank_offset=index[member] * facts.processes,
@@ -69,12 +69,11 @@ def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoi
             repeats=facts.ends_alone,
         )
         for member, worker in places.items()
-        if worker.pod is not None
     }
     stored = facts.finished
     if stored is None or not facts.ends_alone:
         return End(finish, frozenset())  # where all may have to run again, each of them stays until all have returned
-    return End(finish, frozenset(w.pod.uid for w in workers if w.pod is not None and w.id in stored.done))
+    return End(finish, frozenset(w.uid for w in workers if w.id in stored.done))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ class Briefing:
         if document is None or self.tier != "Session" or document.kind != PLANNED:
             return False
         uids = {member.pod_uid for member in document.members}
-        joiners = (w for w in self.workers if w.pod is not None and w.pod.uid in uids and not w.trains)
+        joiners = (w for w in self.workers if w.uid in uids and not w.trains)
         return not all(_has_arrived(w, document.number) for w in joiners)
 
     @cached_property
@@ -269,7 +268,7 @@ class _Assignment:
 
     @cached_property
     def _observes(self) -> dict[str, tuple[Observed, ...]]:
-        return who_observes(w for w in self._workers if w.pod is not None and w.pod.uid in self._places)
+        return who_observes(w for w in self._workers if w.uid in self._places)
 
     def of(self, pod: Pod) -> Iterator[Tell]:
         """Yield what this pod is told; the store's host gets the document, too."""

@@ -10,12 +10,7 @@ from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.generation.generation import plan_generation
 from regroup_operator.plan.lifecycle.lifecycle import (
-    Active,
-    Completing,
     Ended,
-    Finishing,
-    Refused,
-    Suspended,
     decide_lifecycle,
     finished_of,
     stop_word,
@@ -25,20 +20,17 @@ from regroup_operator.plan.remember import remember
 from regroup_operator.plan.report.overview import Stages
 from regroup_operator.plan.report.report import make_report
 
-RESUME_S = 0.1
-"""A job whose suspension was taken back before its pods were gone is planned again so soon."""
-
 
 def plan_job(inputs: Inputs) -> JobPlan:
     """Return the plan."""
-    job, clock, settings = inputs.job, inputs.clock, inputs.settings
+    clock, settings = inputs.clock, inputs.settings
     facts = gather_facts(inputs)
     failures = judge_failures(facts)
     lifecycle = decide_lifecycle(facts, failures)
     generation = plan_generation(facts, failures, lifecycle)
     pods = plan_pods(facts, failures, lifecycle, generation)
     report = make_report(Stages(facts, failures, lifecycle, generation, pods))
-    known = generation.kept.issued.document if facts.current is not None and facts.current.known else None
+    known = generation.kept.issued.document if facts.current is not None and facts.current.has_document else None
     stop, finished = stop_word(lifecycle), finished_of(lifecycle)
     end = None
     if finished is not None and facts.tier != "Script":
@@ -55,16 +47,13 @@ def plan_job(inputs: Inputs) -> JobPlan:
         now_s=clock.now_s,
         end=end,
     )
-    expires_s = lifecycle.expires_s if isinstance(lifecycle, Ended) else None
     dues_s = (
         clock.now_s + settings.resync_s,
         facts.due_s,
         failures.due_s,
         generation.due_s,
         pods.due_s,
-        lifecycle.due_s if isinstance(lifecycle, Refused | Active | Finishing | Completing) else None,
-        expires_s,
-        clock.now_s + RESUME_S if isinstance(lifecycle, Suspended) and not job.spec.run_policy.suspend else None,
+        lifecycle.due_s,
         report.due_s,
         # Who is told to stop is not asked whether it is there.
         commands_due_s(facts, generation.members) if stop is None and end is None else None,
@@ -80,8 +69,8 @@ def plan_job(inputs: Inputs) -> JobPlan:
         create_roles=pods.roles.create,
         delete=pods.delete,
         notes=notes,
-        look_again_s=earliest(dues_s, after_s=clock.now_s),
-        expected=facts.expected,
+        due_s=earliest(dues_s, after_s=clock.now_s),
+        progress_due=facts.progress_due,
         announced=generation.document is not None,
-        expired=expires_s is not None and expires_s <= clock.now_s,
+        expired=isinstance(lifecycle, Ended) and lifecycle.due_s is not None and lifecycle.due_s <= clock.now_s,
     )

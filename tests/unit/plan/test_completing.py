@@ -130,7 +130,7 @@ def test_worker_that_does_not_end_is_deleted() -> None:
     builder = job(status=AFTER)
     gone = done(0, connected=False, closed_at_s=80.0)
     early = plan(builder, evaluator(builder), workers=WORKERS[:1], sessions=(gone,), clock=Clock(99.0, STARTED))
-    assert (early.delete, early.look_again_s) == ((), 100.0)
+    assert (early.delete, early.due_s) == ((), 100.0)
     late = plan(builder, evaluator(builder), workers=WORKERS[:1], sessions=(gone,))
     assert [pod.uid for pod in late.delete] == [WORKERS[0].uid]
 
@@ -181,7 +181,7 @@ def test_deadline_passes_while_it_waits(policy: dict[str, Any], at_s: float, pha
     got = plan(builder, evaluator(builder), workers=(), sessions=(), clock=Clock(100.0, STARTED + at_s))
     assert got.status["phase"] == phase
     if due_s is not None:
-        assert got.look_again_s == due_s
+        assert got.due_s == due_s
     if phase == "Failed":
         assert condition(got, "Failed")["reason"] == "DeadlineExceeded"
 
@@ -237,8 +237,8 @@ def test_job_that_waits_or_has_ended_is_not_looked_at_every_second() -> None:
     builder = job(status=AFTER)
     stopped = (done(0, told_outcome="Complete"), done(1, told_outcome="Complete"))
     got = plan(builder, evaluator(builder, running_since_s=0.0), sessions=stopped, clock=Clock(5000.0, STARTED))
-    assert got.look_again_s is not None
-    assert got.look_again_s >= 5010.0
+    assert got.due_s is not None
+    assert got.due_s >= 5010.0
 
 
 def test_pod_of_a_role_that_is_not_set_up_is_named_in_time() -> None:
@@ -247,6 +247,6 @@ def test_pod_of_a_role_that_is_not_set_up_is_named_in_time() -> None:
     now_s = CLOCK.now_s
     pod = evaluator(builder, phase="Pending", running_since_s=None, unset_since_s=now_s - 59.5)
     waits = plan(builder, pod)
-    assert waits.look_again_s == now_s + 0.5
+    assert waits.due_s == now_s + 0.5
     late = plan(builder, pod, clock=replace(CLOCK, now_s=now_s + 0.5))
     assert "its kubelet has not set the pod up for 60 s" in condition(late, "Complete")["message"]

@@ -285,11 +285,11 @@ LATE = replace(NEWER, announced_at_s=70.0)
         ),
         pytest.param([PENDING_0, B, died(2)], NEWER, (FORCED, "MemberLost", "0,1"), id="another loss in between"),
         pytest.param(
-            [make_worker(0, Standing.PENDING, session=make_session(0, Phase.BROKEN, 1)), B], replace(NEWER, known=False),
+            [make_worker(0, Standing.PENDING, session=make_session(0, Phase.BROKEN, 1)), B], replace(NEWER, has_document=False),
             (FORCED, "GenerationOverdue", "0,1"), id="another operator's, and somebody has not heard: the next number (PERSIST)",
         ),
         pytest.param(
-            [replace(FORMS_2, since_s=95.0)], replace(NEWER, known=False), ("keep",),
+            [replace(FORMS_2, since_s=95.0)], replace(NEWER, has_document=False), ("keep",),
             id="another operator's, and all have heard",
         ),
     ],
@@ -1027,7 +1027,7 @@ def test_who_leaves_does_not_wait_for_a_change_that_has_not_begun(
         [w.id for w in workers], number=2, kind=PLANNED, adopted=False, announced_at_s=99.0, older=(make_older(1, *before),)
     )  # fmt: skip
     assert words(decide(workers, current, bounds)) == want
-    unknown = replace(current, known=False)
+    unknown = replace(current, has_document=False)
     assert words(decide(workers, unknown, bounds))[0] != PLANNED, "who was told what is not known"
 
 

@@ -196,7 +196,7 @@ def test_job_that_has_ended_is_deleted_after_its_time() -> None:
     got = plan(job(ends("0"), runPolicy={"ttlSecondsAfterFinished": 5}), says(1))
     assert (got.status["phase"], got.expired) == ("Finishing", False)
     ended = plan(job(ends("0-1"), runPolicy={"ttlSecondsAfterFinished": 5}), pods=())
-    assert (ended.status["phase"], ended.expired, ended.look_again_s) == ("Succeeded", False, 105.0)
+    assert (ended.status["phase"], ended.expired, ended.due_s) == ("Succeeded", False, 105.0)
     late = plan(job(ended.status, runPolicy={"ttlSecondsAfterFinished": 5}), pods=(), clock=Clock(106.0, WALL + 6))
     assert late.expired
 
@@ -256,7 +256,7 @@ def test_pod_whose_agent_has_exited_without_its_container_is_deleted() -> None:
     """A process in it hangs in the kernel: neither does the container end, nor does the kubelet start it again."""
     gone = says(1, Phase.STOPPED, connected=False, closed_at_s=90.0)
     early = plan(job(ends()), says(0), gone, clock=replace(CLOCK, now_s=109.0))
-    assert (early.delete, early.create, early.look_again_s) == ((), (), 110.0)
+    assert (early.delete, early.create, early.due_s) == ((), (), 110.0)
     late = plan(job(ends()), says(0), gone, clock=replace(CLOCK, now_s=110.0))
     assert ([pod.uid for pod in late.delete], late.create) == ([uid_of(1)], ())
 
@@ -472,7 +472,7 @@ def test_deadlines(policy: dict[str, int], status: dict[str, Any], reason: str |
     got = plan(job(status, runPolicy=policy), says(0, phase), says(1, phase))
     assert condition(got, "Failed").get("reason") == reason
     if reason is None and policy == {"finishSeconds": 601}:
-        assert got.look_again_s == 101.0
+        assert got.due_s == 101.0
 
 
 BACK = {"generation": 1, "step": 10, "at": AT}
@@ -526,7 +526,7 @@ def test_deadline_of_an_end_that_all_run_again_counts_on_unless_steps_are_traine
         assert (condition(got, "Failed").get("reason") == "FinishDeadlineExceeded") == is_over
     assert ("endTakenBack" in got.status) == kept
     if kept:
-        assert got.look_again_s == 101.0
+        assert got.due_s == 101.0
 
 
 @pytest.mark.parametrize(("start_step", "since"), [(10, AT), (8, CLOCK.timestamp())], ids=["no step", "two steps"])

@@ -66,7 +66,7 @@ CURRENTS = [
     make_current(adopted=False, announced_at_s=99.0),
     make_current(adopted=False, announced_at_s=10.0, attempts=3),
     make_current(adopted=False, announced_at_s=10.0, kind=PLANNED),
-    make_current(adopted=False, announced_at_s=99.0, known=False),
+    make_current(adopted=False, announced_at_s=99.0, has_document=False),
 ]
 BOUNDS = [
     Bounds(3, 2, True),

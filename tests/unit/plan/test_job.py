@@ -713,7 +713,7 @@ def test_all_who_can_be_reached_are_asked_for_progress_while_one_is_silent() -> 
     silent = trains(1, connected=False, closed_at_s=99.5)
     got = plan(sessions=(trains(0), silent))
     assert told(got, ProgressRequest) == [uid_of(0)]
-    assert got.look_again_s == 101.0
+    assert got.due_s == 101.0
     asked = plan(sessions=(trains(0, asked_at_s=99.5), silent))
     assert told(asked, ProgressRequest) == []
 
@@ -745,7 +745,7 @@ def test_agents_are_pinged_when_steps_are_overdue() -> None:
     assert got.status["phase"] == "Running"
     soon = plan(sessions=(stalls(0, asked_at_s=99.8), trains(1, asked_at_s=99.8, unanswered_since_s=99.8)))
     assert told(soon, Ping) == []
-    assert soon.look_again_s == pytest.approx(100.3)
+    assert soon.due_s == pytest.approx(100.3)
 
 
 @pytest.mark.parametrize(
@@ -763,13 +763,13 @@ def test_a_large_job_is_pinged_less_often(size: int, asked: int) -> None:
 def test_the_job_is_looked_at_again_when_the_next_step_is_overdue() -> None:
     got = plan(sessions=(stalls(0, progress_at_s=99.5), trains(1)))
     assert told(got, Ping) == []
-    assert got.expected is not None
-    assert got.expected.due_s == pytest.approx(100.8)
-    assert got.expected.generations == (1,)
-    assert got.look_again_s is not None
-    assert got.look_again_s > 100.8
+    assert got.progress_due is not None
+    assert got.progress_due.due_s == pytest.approx(100.8)
+    assert got.progress_due.generations == (1,)
+    assert got.due_s is not None
+    assert got.due_s > 100.8
     overdue = plan(sessions=(stalls(0), trains(1)))
-    assert overdue.expected is None
+    assert overdue.progress_due is None
 
 
 def test_job_whose_agent_does_not_answer_is_recovering_before_it_is_lost() -> None:
@@ -849,8 +849,8 @@ def test_pods_that_fail_before_they_run_come_slower_and_few_are_kept() -> None:
 def test_it_is_never_looked_at_again_in_the_past() -> None:
     for now_s in (0.5, 1.0, 99.0, 100.0, 5000.0):
         got = plan(job(FORMING), sessions=(make_session(0, Phase.FORMING, 2),), clock=Clock(now_s, 1.0))
-        assert got.look_again_s is not None
-        assert got.look_again_s > now_s
+        assert got.due_s is not None
+        assert got.due_s > now_s
 
 
 def groups(**sessions: Any) -> JobPlan:

@@ -71,7 +71,7 @@ def planned(ago_s: float) -> Current:
         pytest.param(BEHIND, planned(29.0), None, id="planned: it trains on until all know"),
         pytest.param(BEHIND, planned(31.0), None, id="planned and overdue: too few are left, and it holds the state"),
         pytest.param(
-            READY, replace(planned(61.0), known=False), None, id="planned by another operator: nobody was told"
+            READY, replace(planned(61.0), has_document=False), None, id="planned by another operator: nobody was told"
         ),
         pytest.param(FORMS, planned(29.0), None, id="planned: the others have time to come"),
         pytest.param(FORMS, planned(31.0), "behind", id="planned and overdue: it does not arrive"),
@@ -86,7 +86,7 @@ def planned(ago_s: float) -> Current:
         pytest.param(HALF_OUT, SECOND, "behind", id="who was left out, and only some of its processes leave"),
         pytest.param(
             replace(HALF_OUT, session=make_session(2, Phase.BROKEN, 1, heard=1)),
-            replace(SECOND, known=False),
+            replace(SECOND, has_document=False),
             None,
             id="it has not heard of the newest one",
         ),

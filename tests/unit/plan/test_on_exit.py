@@ -17,7 +17,7 @@ from regroup_operator.plan.failures.on_exit import (
     MAX_FAILED,
     QUIET_S,
     SIGNALS,
-    Judged,
+    JudgedExits,
     blocked_pod,
     first_match,
     judge_exits,
@@ -107,7 +107,7 @@ def test_every_signal_has_its_number() -> None:
 def test_actions(action: str | None, of_exit: str, of_eviction: str, reason: str) -> None:
     rules = [] if action is None else [codes(action, 2), rule(action, reasons=[reason])]
     for failure, want in ((fails(2), of_exit), (evicted(reason=reason), of_eviction)):
-        got = judge_exits(rules, [failure], judged=Judged(), generations={"1": 1})
+        got = judge_exits(rules, [failure], judged=JudgedExits(), generations={"1": 1})
         found = {
             "fails": got.fails is not None,
             "ignored": bool(got.ignored),
@@ -123,30 +123,45 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
     ("judged", "failures", "failing", "counted", "ignored"),
     [
         pytest.param(
-            Judged(), [fails(2, "1", 10.0), fails(3, "0", 11.0)], "1", ["1"], ["0"], id="the first fails the job"
+            JudgedExits(), [fails(2, "1", 10.0), fails(3, "0", 11.0)], "1", ["1"], ["0"], id="the first fails the job"
         ),
-        pytest.param(Judged(), [fails(2, "1", 11.0), fails(3, "0", 10.0)], None, ["1"], ["0"], id="it came second"),
-        pytest.param(Judged(), [fails(2, "1", 10.0), fails(3, "0", 10.0)], None, ["1"], ["0"], id="at once: by name"),
         pytest.param(
-            Judged(), [fails(1, "0", 9.0), fails(2, "1", 10.0)], None, ["0", "1"], [], id="the first matched no rule"
+            JudgedExits(), [fails(2, "1", 11.0), fails(3, "0", 10.0)], None, ["1"], ["0"], id="it came second"
         ),
-        pytest.param(Judged(), [evicted("0", 9.0), fails(2, "1", 10.0)], "1", ["1"], [], id="a drain is no failure"),
-        pytest.param(Judged(1, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="the first was judged before"),
         pytest.param(
-            Judged(1, "", {"0": 1}), [fails(2, "1", generation=2)], "1", ["1"], [], id="of the next generation"
+            JudgedExits(), [fails(2, "1", 10.0), fails(3, "0", 10.0)], None, ["1"], ["0"], id="at once: by name"
         ),
-        pytest.param(Judged(2, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="told late: of an older generation"),
         pytest.param(
-            Judged(2, "", {"0": 1}),
+            JudgedExits(),
+            [fails(1, "0", 9.0), fails(2, "1", 10.0)],
+            None,
+            ["0", "1"],
+            [],
+            id="the first matched no rule",
+        ),
+        pytest.param(
+            JudgedExits(), [evicted("0", 9.0), fails(2, "1", 10.0)], "1", ["1"], [], id="a drain is no failure"
+        ),
+        pytest.param(JudgedExits(1, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="the first was judged before"),
+        pytest.param(
+            JudgedExits(1, "", {"0": 1}), [fails(2, "1", generation=2)], "1", ["1"], [], id="of the next generation"
+        ),
+        pytest.param(
+            JudgedExits(2, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="told late: of an older generation"
+        ),
+        pytest.param(
+            JudgedExits(2, "", {"0": 1}),
             [fails(2, "1", incarnation=3, alone=True)],
             "1",
             ["1"],
             [],
             id="started again, and never in a generation since",
         ),
-        pytest.param(Judged(1, "", {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"),
         pytest.param(
-            Judged(1, "", {"0": 1, "1": 1}),
+            JudgedExits(1, "", {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"
+        ),
+        pytest.param(
+            JudgedExits(1, "", {"0": 1, "1": 1}),
             [fails(2, "1", incarnation=2, alone=True)],
             "1",
             ["1"],
@@ -154,7 +169,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="started again, and failed by itself",
         ),
         pytest.param(
-            Judged(1, "", {"0": 1, "1": 1}),
+            JudgedExits(1, "", {"0": 1, "1": 1}),
             [fails(2, "1", incarnation=2)],
             None,
             ["1"],
@@ -162,7 +177,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a sibling of one that was started again: of the group that broke",
         ),
         pytest.param(
-            Judged(1, "", {"0": 1, "1": 0}),
+            JudgedExits(1, "", {"0": 1, "1": 0}),
             [fails(2, "1", incarnation=2)],
             "1",
             ["1"],
@@ -170,17 +185,19 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="all its processes are new since its container ended",
         ),
         pytest.param(
-            Judged(1, "", {"1": 3}),
+            JudgedExits(1, "", {"1": 3}),
             [fails(2, "1", container=True, incarnation=0)],
             "1",
             ["1"],
             [],
             id="its container, later",
         ),
-        pytest.param(Judged(5, "", {"0": 1}), [fails(2, "4", generation=0)], "4", ["4"], [], id="in no generation yet"),
-        pytest.param(Judged(), [fails(2, "4", generation=0)], "4", ["4"], [], id="before the first generation"),
         pytest.param(
-            Judged(1, "", {"0": 1}),
+            JudgedExits(5, "", {"0": 1}), [fails(2, "4", generation=0)], "4", ["4"], [], id="in no generation yet"
+        ),
+        pytest.param(JudgedExits(), [fails(2, "4", generation=0)], "4", ["4"], [], id="before the first generation"),
+        pytest.param(
+            JudgedExits(1, "", {"0": 1}),
             [fails(2, "1", generation=0, container=True, incarnation=0)],
             None,
             ["1"],
@@ -188,7 +205,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a container, after a peer",
         ),
         pytest.param(
-            Judged(1, "", {"0": 1}),
+            JudgedExits(1, "", {"0": 1}),
             [fails(2, "4", generation=0, container=True, incarnation=0)],
             "4",
             ["4"],
@@ -196,7 +213,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a spare's container has no peers",
         ),
         pytest.param(
-            Judged(),
+            JudgedExits(),
             [fails(3, "4", 2.0, generation=0, container=True, incarnation=0), fails(2, "1", 3.0)],
             "1",
             ["1"],
@@ -204,7 +221,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a spare's end is not the generation's first failure",
         ),
         pytest.param(
-            Judged(2, "", {"1": 1}),
+            JudgedExits(2, "", {"1": 1}),
             [fails(2, "3", generation=0, container=True, incarnation=0)],
             None,
             ["3"],
@@ -214,7 +231,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
     ],
 )
 def test_first_failure_of_a_generation(
-    judged: Judged, failures: list[Failure], failing: str | None, counted: list[str], ignored: list[str]
+    judged: JudgedExits, failures: list[Failure], failing: str | None, counted: list[str], ignored: list[str]
 ) -> None:
     newest = max(1, judged.generation)
     generations = {"0": newest, "1": newest, "2": newest, "3": 1}
@@ -232,7 +249,7 @@ def test_first_failure_of_a_generation(
 
 def test_written_down_workers_are_bounded() -> None:
     many = [fails(3, str(n), 10.0 + n) for n in range(MAX_FAILED + 9)]
-    judged = judge_exits(FAIL_2_IGNORE_3, many, judged=Judged(), generations={}).judged
+    judged = judge_exits(FAIL_2_IGNORE_3, many, judged=JudgedExits(), generations={}).judged
     assert len(judged.failed) == MAX_FAILED
     assert judged.rule == "spec.recovery.onExit[1] (Ignore, exitCodes In 3)"
 
@@ -334,7 +351,7 @@ def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
 def test_evicted_worker_whose_processes_run_on_can_still_fail_as_a_consequence() -> None:
     """The eviction is decided first; a rule names it. Then a peer dies, and the worker's processes end with it."""
     rules = [rule("Ignore", reasons=["Evicted"]), codes("Fail", 2)]
-    for judged in (Judged(), Judged(1, "", {"0": 1})):
+    for judged in (JudgedExits(), JudgedExits(1, "", {"0": 1})):
         evicted_first = judge_exits(rules, [evicted()], judged=judged, generations={"1": 1, "0": 1})
         got = judge_exits(rules, [fails(3, "0"), fails(2, "1", 11.0)], judged=evicted_first.judged, generations={})
         assert got.fails is None
@@ -398,7 +415,7 @@ def test_job_is_looked_at_again_when_a_row_is_over() -> None:
     sessions = tuple(make_session(slot, Phase.STARTING, exits=(ended,), num_exits=1) for slot in (0, 1))
     told = plan(ruled(codes("Ignore", 3), status=None), sessions=sessions)
     assert condition(told, "Degraded")["reason"] == "FailuresIgnored"
-    assert told.look_again_s == 99.0 + QUIET_S
+    assert told.due_s == 99.0 + QUIET_S
 
 
 def test_restart_counts_as_without_rules() -> None:

@@ -11,7 +11,7 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import Stop
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Clock, Crash, Failure, IgnoredRow, JobPlan, Verdict
-from regroup_operator.plan.lifecycle.run_policy import Start, expires_in_s, has_begun, overdue
+from regroup_operator.plan.lifecycle.run_policy import Start, expiry_s, has_begun, overdue
 from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
 from tests.unit.plan.test_job import TRAINING, job, plan, told, trains
 
@@ -56,7 +56,7 @@ def test_deadlines(
     policy: dict[str, int], status: dict[str, Any], waits: bool, at: float, reason: str | None, in_s: float | None
 ) -> None:
     given = RunPolicy(active_deadline_seconds=policy.get("active"), start_deadline_seconds=policy.get("start"))
-    verdict, due_s = overdue(given, status, now=TEN_S + at, start=Start(CREATED, 1, 4) if waits else None)
+    verdict, due_s = overdue(given, status, Clock(0.0, TEN_S + at), start=Start(CREATED, 1, 4) if waits else None)
     assert (verdict.reason if verdict else None, due_s) == (reason, in_s)
     if reason == "StartDeadlineExceeded":
         assert verdict is not None
@@ -77,7 +77,7 @@ def test_deadlines(
 )
 def test_words_of_a_missed_start(ready: int, refusal: str, says: str) -> None:
     policy = RunPolicy(start_deadline_seconds=60)
-    verdict, _ = overdue(policy, {}, now=TEN_S + 60, start=Start(CREATED, ready, 4, refusal))
+    verdict, _ = overdue(policy, {}, Clock(0.0, TEN_S + 60), start=Start(CREATED, ready, 4, refusal))
     assert verdict is not None
     assert verdict.message.startswith(says)
     assert ("Its pods are given back." in verdict.message) == (not refusal)
@@ -119,7 +119,7 @@ def test_whether_a_job_has_begun(status: dict[str, Any], begun: bool) -> None:
     ("ttl_s", "completed", "want"), [(None, CREATED, None), (60, None, None), (60, CREATED, 50.0), (0, CREATED, -10.0)]
 )
 def test_expiry(ttl_s: int | None, completed: str | None, want: float | None) -> None:
-    assert expires_in_s(RunPolicy(ttl_seconds_after_finished=ttl_s), completed, TEN_S + 10.0) == want
+    assert expiry_s(RunPolicy(ttl_seconds_after_finished=ttl_s), completed, Clock(0.0, TEN_S + 10.0)) == want
 
 
 def with_policy(status: dict[str, Any] | None = None, **policy: Any) -> JobBuilder:
@@ -172,8 +172,8 @@ def test_job_that_has_told_its_workers_to_stop_is_suspended_even_if_that_is_take
     assert (back.status["phase"], back.create) == ("Suspending", ())
     once = plan(with_policy(back.status), pods=(), sessions=(), memory=back.memory)
     assert (once.status["phase"], once.status["membership"]["suspended"], once.create) == ("Suspended", True, ())
-    assert once.look_again_s is not None
-    assert once.look_again_s < 101.0
+    assert once.due_s is not None
+    assert once.due_s < 101.0
     resumed = plan(with_policy(once.status), pods=(), sessions=(), memory=once.memory)
     assert [slot for slot, _, _ in resumed.create] == [0, 1]
     assert resumed.status["phase"] == "Starting"
@@ -229,8 +229,8 @@ def test_deadlines_begin_anew_with_each_resumption(policy: dict[str, int], statu
             memory, status, at_s = got.memory, got.status, at_s + 2 * HOUR_S
         assert (got.status["phase"], len(got.create)) == ("Starting" if "startTime" in got.status else "Pending", 2)
         if "startTime" in got.status or "startDeadlineSeconds" in policy:
-            assert got.look_again_s is not None
-            assert got.look_again_s <= clock.now_s + next(iter(policy.values()))
+            assert got.due_s is not None
+            assert got.due_s <= clock.now_s + next(iter(policy.values()))
         at_s = clock.now_s + 20.0
 
 
@@ -238,7 +238,7 @@ def test_job_that_is_refused_misses_its_start() -> None:
     refusal = Verdict("CreateFailed", "exceeded quota: no-services. Raise the quota.")
     builder = with_policy(None, startDeadlineSeconds=60).with_created(CREATED)
     waits = plan(builder, pods=(), sessions=(), refusal=refusal, clock=Clock(10.0, TEN_S + 10.0))
-    assert (waits.status["phase"], waits.look_again_s) == ("Pending", 60.0)
+    assert (waits.status["phase"], waits.due_s) == ("Pending", 60.0)
     got = plan(builder, pods=(), sessions=(), refusal=refusal, clock=Clock(60.0, TEN_S + 60.0))
     assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "StartDeadlineExceeded")
     assert "exceeded quota" in condition(got, "Failed")["message"]
@@ -291,8 +291,8 @@ def test_job_that_has_ended_expires() -> None:
     builder = with_policy(ENDED, ttlSecondsAfterFinished=60)
     early = plan(builder, clock=Clock(100.0, TEN_S + 10.0))
     assert not early.expired
-    assert early.look_again_s is not None
-    assert early.look_again_s <= 150.0
+    assert early.due_s is not None
+    assert early.due_s <= 150.0
     assert plan(builder, clock=Clock(100.0, TEN_S + 60.0)).expired
 
 

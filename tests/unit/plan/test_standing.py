@@ -63,7 +63,7 @@ def stand(
 G2 = make_current(number=2, adopted=False)
 G2_PLANNED = make_current(number=2, adopted=False, kind=PLANNED)
 G2_LAUNCHES = make_current(number=2, adopted=False, launches=True, incarnations={"uid-0.0": 4})
-UNKNOWN = make_current(number=2, adopted=False, known=False, incarnations={})
+UNKNOWN = make_current(number=2, adopted=False, has_document=False, incarnations={})
 
 
 def killed_in(generation: int) -> dict[str, Any]:

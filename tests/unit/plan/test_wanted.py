@@ -158,7 +158,7 @@ def test_node_that_is_unready_for_a_moment_costs_no_image_pull(
     workers: tuple[Worker, ...], made_for: list[tuple[int, int]], let_go: list[str], due_s: float | None
 ) -> None:
     got = changes(A, B, *workers, blip_s=60.0)
-    assert (made(got), [p.uid for p in got.release], got.look_again_s) == (made_for, let_go, due_s)
+    assert (made(got), [p.uid for p in got.release], got.due_s) == (made_for, let_go, due_s)
 
 
 def rebooted(since_s: float, *, starts: bool = True) -> Worker:
@@ -179,7 +179,7 @@ def test_node_that_boots_keeps_its_workers(
     worker: Worker, made_for: list[tuple[int, int]], due_s: float | None
 ) -> None:
     got = changes(A, B, worker, blip_s=60.0, hello_timeout_s=20.0)
-    assert (made(got), got.look_again_s) == (made_for, due_s)
+    assert (made(got), got.due_s) == (made_for, due_s)
 
 
 def test_slot_that_is_put_off_has_no_pod_yet() -> None:
@@ -188,7 +188,7 @@ def test_slot_that_is_put_off_has_no_pod_yet() -> None:
 
 def test_slot_whose_pods_fail_before_they_run_is_held_back() -> None:
     got = changes(A, B, held={2: 130.0, 7: 120.0})
-    assert (made(got), got.look_again_s) == ([], 130.0)
+    assert (made(got), got.due_s) == ([], 130.0)
     assert made(changes(A, B, held={2: 100.0})) == [(2, 0)]
 
 
@@ -256,8 +256,8 @@ def test_agent_that_was_told_to_stop_ends_within_its_own_bound_or_its_pod_is_del
     least_s = ENDS_WITHIN_S + 20.0
     assert [p.uid for p in changes(A, told(100.0 - least_s), ended=True).delete] == [uid_of(1)]
     got = changes(A, told(100.0 - least_s + 1.0), ended=True)
-    assert (got.delete, got.look_again_s) == ((), 101.0)
-    assert changes(A, told(99.0), ended=True).look_again_s == 99.0 + SLOW_STOP_S, "it is named then"
+    assert (got.delete, got.due_s) == ((), 101.0)
+    assert changes(A, told(99.0), ended=True).due_s == 99.0 + SLOW_STOP_S, "it is named then"
 
 
 def dead(closed_at_s: float | None = None, **of_pod: Any) -> Worker:
@@ -324,9 +324,9 @@ def test_deletion(workers: tuple[Worker, ...], given: Any, want: list[str]) -> N
 
 def test_ended_job_is_looked_at_when_the_next_pod_is_given_up() -> None:
     late = make_worker(2, Standing.SILENT, session=None, pod=make_pod(2, running_since_s=99.0))
-    assert changes(A, dead(closed_at_s=90.0), late, ended=True).look_again_s == 110.0
-    assert changes(A, dead(closed_at_s=80.0), ended=True).look_again_s is None
-    assert changes(A, dead(running_since_s=1.0), ended=True, term_began_s=95.0).look_again_s == 115.0
+    assert changes(A, dead(closed_at_s=90.0), late, ended=True).due_s == 110.0
+    assert changes(A, dead(closed_at_s=80.0), ended=True).due_s is None
+    assert changes(A, dead(running_since_s=1.0), ended=True, term_began_s=95.0).due_s == 115.0
 
 
 @pytest.mark.parametrize(

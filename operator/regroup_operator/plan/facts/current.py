@@ -47,7 +47,7 @@ def read_current(
         announced_at_s=announced_at_s if known and announced_at_s is not None else term_started_s,
         older=older,
         lineage=tuple(LineageEntry(e["generation"], e["startStep"]) for e in status.get("lineage", ())),
-        known=known,
+        has_document=known,
         attempts=0 if membership.get("adopted") else max(1, issued.attempts),
         launches=known and issued.launches,
         incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},

@@ -10,7 +10,7 @@ from typing import Any
 
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.plan import Clock, Expected, JobMemory, Verdict, earliest
+from regroup_operator.model.plan import Clock, JobMemory, ProgressDue, Verdict, earliest
 from regroup_operator.model.records import Observation, Pod, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
@@ -128,7 +128,7 @@ class Facts:
         return self.tier != "Script" and self.per_group == 1
 
     @property
-    def known(self) -> dict[str, Any]:
+    def updated(self) -> dict[str, Any]:
         """The status with these changes."""
         return {**self.status, **self.changed}
 
@@ -150,7 +150,7 @@ class Facts:
     @property
     def membership(self) -> Mapping[str, Any] | None:
         """status.membership as of now."""
-        return self.known.get("membership")
+        return self.updated.get("membership")
 
     @property
     def returned(self) -> frozenset[MemberId]:
@@ -213,11 +213,11 @@ class Facts:
         return earliest(dues_s, after_s=now_s)
 
     @property
-    def expected(self) -> Expected | None:
+    def progress_due(self) -> ProgressDue | None:
         """When steps are overdue if no more progress is reported."""
         if self.newest is None or self.current is None or self.newest.stalls_at_s <= self.inputs.clock.now_s:
             return None
-        return Expected(self.newest.stalls_at_s, counted_generations(self.current))
+        return ProgressDue(self.newest.stalls_at_s, counted_generations(self.current))
 
 
 def gather_facts(inputs: Inputs) -> Facts:

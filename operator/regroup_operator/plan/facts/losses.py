@@ -33,7 +33,7 @@ def see_losses(
     stood_s = clock.now_s
     if current.adopted and (newest is None or newest.at_s < term_started_s):
         said = (progress or {}).get("at")
-        told_s = None if said is None else clock.now_s - (clock.wall - seconds_of(said))
+        told_s = None if said is None else clock.at_s(seconds_of(said))
         stood_s = max(
             (at_s for at_s in (told_s, None if newest is None else newest.at_s) if at_s is not None),
             default=clock.now_s,

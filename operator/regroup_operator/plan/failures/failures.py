@@ -33,7 +33,7 @@ from regroup_operator.plan.failures.on_exit import (
 )
 from regroup_operator.plan.failures.pod_ends import LEAST_WINDOW_S, note_pod_ends, pod_ends_failure, without_slots
 from regroup_operator.plan.failures.restarts import (
-    Judged,
+    RestartBudget,
     exit_words,
     judge_restarts,
     log_words,
@@ -211,7 +211,7 @@ def _rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failur
             [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             clock.now_s,
-            slots=facts.known_slots,
+            slots=facts.updated_slots,
         ),
     )
 
@@ -264,7 +264,7 @@ def _hopeless(crash: Crash | None, words: str) -> Verdict | None:
     return Verdict("RepeatedCrash", words, crash.last.script_code, crash.last.pod)
 
 
-def _restarts(facts: Facts, counted: Sequence[Failure]) -> Judged:
+def _restarts(facts: Facts, counted: Sequence[Failure]) -> RestartBudget:
     """Judge whether the failures that count are too many."""
     recovery = facts.inputs.job.spec.recovery
     return judge_restarts(
@@ -285,7 +285,7 @@ def _without_commit(number: int, workers: tuple[Worker, ...]) -> Verdict | None:
 
 def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:
     """Return when the status stops speaking of ignored failures, monotonic."""
-    return None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall)
+    return None if ignored is None else inputs.clock.at_s(ignored.at + QUIET_S)
 
 
 def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
@@ -294,7 +294,7 @@ def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
     if finished is not None and facts.tier == "Session":
         # Each script ends by itself: that one of them returns is progress.
         num_done = len(finished.done)
-        return facts.known_slots, facts.known_slots - len(finished.open) + 1, (1, num_done)
+        return facts.updated_slots, facts.updated_slots - len(finished.open) + 1, (1, num_done)
     start = facts.start_step
     return facts.slots, facts.inputs.job.min_replicas, None if start is None else (0, start)
 
@@ -334,7 +334,7 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         return Verdict(EXIT_RULE, words, failure.script_code, failure.pod)
     if not rules:
         return None
-    needed = (p for p in inputs.obs.pods if p.slot < facts.known_slots and p.uid not in facts.released)
+    needed = (p for p in inputs.obs.pods if p.slot < facts.updated_slots and p.uid not in facts.released)
     spares = inputs.job.spec.recovery.spares if facts.finished is None else 0
     blocked = blocked_pod(rules, needed, spares=spares, per_group=facts.per_group)
     return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))
@@ -354,7 +354,7 @@ def _hang(facts: Facts) -> tuple[Hang, tuple[Worker, ...]]:
         workers=facts.workers,
         processes=facts.processes,
         hang_seconds=inputs.job.spec.recovery.hang_seconds,
-        in_a_row=hangs_in_a_row(facts.known, facts.newest_step),
+        in_a_row=hangs_in_a_row(facts.updated, facts.newest_step),
         now_s=inputs.clock.now_s,
         settings=inputs.settings,
         per_group=facts.per_group,

@@ -43,7 +43,7 @@ QUIET_S = 120.0
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedExits:
     """What is known of the newest generation that had a failure; status.restarts.judged. `failed`: by worker, the incarnation; 0:
     its whole container has ended, and all its processes are new."""
 
@@ -56,7 +56,7 @@ class Judged:
 class Rulings:
     """`counted`: against maxRestarts, by a rule or for want of one. `ignored`: with the index of the rule."""
 
-    judged: Judged
+    judged: JudgedExits
     counted: tuple[Failure, ...] = ()
     ignored: tuple[tuple[int, Failure], ...] = ()
     fails: tuple[int, Failure] | None = None
@@ -67,7 +67,7 @@ def judge_exits(
     rules: Sequence[ExitRule],
     failures: Iterable[Failure],
     *,
-    judged: Judged,
+    judged: JudgedExits,
     generations: Mapping[str, int],
     finished: int = 0,
 ) -> Rulings:
@@ -95,23 +95,23 @@ def judge_exits(
 
 
 def _note(
-    judged: Judged, failure: Failure, generation: int, rules: Sequence[ExitRule], index: int | None
-) -> tuple[bool, Judged]:
+    judged: JudgedExits, failure: Failure, generation: int, rules: Sequence[ExitRule], index: int | None
+) -> tuple[bool, JudgedExits]:
     """Return whether the failure is no consequence of another one, and what is known after it."""
     if generation == 0 or generation < judged.generation:
         return generation == 0 or failure.alone, judged  # who is in no generation has no peers
     words = "" if index is None else rule_words(rules, index)
     if generation > judged.generation:
-        return True, Judged(generation, words, {failure.worker: _mark(failure, None)})
+        return True, JudgedExits(generation, words, {failure.worker: _mark(failure, None)})
     before = judged.failed.get(failure.worker)
     own = failure.alone or before == 0 or (failure.container and before is not None)
     newest = {**judged.failed, failure.worker: _mark(failure, before)}
     kept = dict(list(newest.items())[-MAX_FAILED:])
-    return own, Judged(generation, words if own and words else judged.rule, kept)
+    return own, JudgedExits(generation, words if own and words else judged.rule, kept)
 
 
 def _mark(failure: Failure, before: int | None) -> int:
-    """Return what Judged.failed has of a worker that has failed. Only whether it is 0 is read; releases before this one read the
+    """Return what JudgedExits.failed has of a worker that has failed. Only whether it is 0 is read; releases before this one read the
     incarnation."""
     if before == 0 or (failure.container and not is_disruption(failure)):
         return 0
@@ -227,16 +227,16 @@ def _has_lasted(pod: Pod, now_s: float) -> bool:
     return pod.running_since_s is not None and now_s >= pod.running_since_s + QUIET_S
 
 
-def read_judged(restarts: Mapping[str, Any] | None) -> tuple[Judged, Mapping[str, int] | None]:
+def read_judged(restarts: Mapping[str, Any] | None) -> tuple[JudgedExits, Mapping[str, int] | None]:
     """Return what status.restarts says was judged, and by pod how many ends of it; None: no operator has written that."""
     said = (restarts or {}).get("judged")
     if said is None:
-        return Judged(), None
-    judged = Judged(said.get("generation", 0), said.get("rule") or "", said.get("failed") or {})
+        return JudgedExits(), None
+    judged = JudgedExits(said.get("generation", 0), said.get("rule") or "", said.get("failed") or {})
     return judged, said.get("ends") or {}
 
 
-def judged_status(rules: Sequence[ExitRule], judged: Judged, pods: Iterable[Pod]) -> dict[str, Any] | None:
+def judged_status(rules: Sequence[ExitRule], judged: JudgedExits, pods: Iterable[Pod]) -> dict[str, Any] | None:
     """Return status.restarts.judged, None where there are no rules. All ends that the pods show have been judged by now."""
     if not rules:
         return None

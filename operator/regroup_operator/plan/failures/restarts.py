@@ -31,7 +31,7 @@ Recent = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True)
-class Judged:
+class RestartBudget:
     """`recent`: the failures inside the window. `verdict`: why the job has to fail; None: it has not."""
 
     recent: Recent
@@ -40,7 +40,7 @@ class Judged:
 
 def judge_restarts(
     *, recent: Recent, new: Sequence[Failure], max_restarts: int, window_s: float, now: float, logs: str
-) -> Judged:
+) -> RestartBudget:
     """Return the failures that still count, and the sentence that fails the job if there are too many. `logs`: how a log is read,
     with the fields of KUBECTL_LOGS.
 
@@ -50,7 +50,7 @@ def judge_restarts(
     num_counted = sum(n for _, n in inside)
     kept = _newest(_together(inside, max(1, ceil(window_s / MAX_RECENT))), max_restarts + 1)
     if num_counted <= max_restarts or not new:
-        return Judged(kept)
+        return RestartBudget(kept)
     # The first that is one too many: others that fail a moment later may do so as a consequence.
     in_order = sorted(new, key=lambda f: f.at)
     culprit = in_order[max(0, max_restarts - num_counted + len(new))]
@@ -60,7 +60,7 @@ def judge_restarts(
         f"{exit_words(culprit)}{line}; {count} in {window_s:.0f} s, "
         f"spec.recovery.maxRestarts allows {max_restarts}. {log_words(culprit, logs)}"
     )
-    return Judged(kept, Verdict(TOO_MANY_RESTARTS, text, culprit.script_code, culprit.pod))
+    return RestartBudget(kept, Verdict(TOO_MANY_RESTARTS, text, culprit.script_code, culprit.pod))
 
 
 def _together(failures: Iterable[tuple[float, int]], width_s: int) -> Recent:

@@ -45,7 +45,7 @@ def steady_size(known: int, status: Mapping[str, Any], current: Current | None, 
     if current is None or not current.adopted or said is None or said["status"] != "True":
         return known
     # The condition may be the one of the generation before, where this one is planned.
-    since_s = max(clock.now_s - (clock.wall - seconds_of(said["lastTransitionTime"])), current.announced_at_s)
+    since_s = max(clock.at_s(seconds_of(said["lastTransitionTime"])), current.announced_at_s)
     return len(current.members) if clock.now_s >= since_s + STEADY_S else known
 
 

@@ -57,7 +57,7 @@ def silent_since(workers: Iterable[Worker], since_s: float) -> list[Worker]:
 
 def pod_uids(workers: Iterable[Worker]) -> frozenset[str]:
     """Return whom to ask."""
-    return frozenset(w.pod.uid for w in workers if w.pod is not None)
+    return frozenset(w.uid for w in workers)
 
 
 def _silent_since_s(worker: Worker) -> float | None:

@@ -40,7 +40,7 @@ def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> 
 
 def _accused(current: Current, members: Sequence[Worker]) -> tuple[Worker | None, Worker | None]:
     """Return the member that most survivors have lost, with one of them. Without an accusation: a silent member."""
-    unbroken = {w.pod.uid: w for w in members if w.pod is not None and w.standing != Standing.BROKEN}
+    unbroken = {w.uid: w for w in members if w.standing != Standing.BROKEN}
     accusations: Counter[str] = Counter()
     accusers: dict[str, Worker] = {}
     for worker in members:

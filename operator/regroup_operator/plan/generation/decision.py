@@ -43,23 +43,23 @@ JOIN_MEMBERS = 500
 of them reports four times."""
 
 
-def next_generation(current: Current | None, known: Situation) -> Decision:
+def next_generation(current: Current | None, situation: Situation) -> Decision:
     """Return what to do about membership now. `current` is the newest generation, None before the first."""
-    workers, bounds, now_s, settings = known.workers, known.bounds, known.now_s, known.settings
+    workers, bounds, now_s, settings = situation.workers, situation.bounds, situation.now_s, situation.settings
     if current is None:
         return _first(workers, bounds, now_s, settings)
     if current.suspended:
         first = _first(tuple(w for w in workers if w.pod is not None), bounds, now_s, settings)
         return replace(first, reason=RESUMED, cause=RESUMED) if isinstance(first, Announce) else first
-    members = known.members
-    deadline = deadline_of(current, members, known.step_s, settings)
+    members = situation.members
+    deadline = deadline_of(current, members, situation.step_s, settings)
     trouble = find_trouble(current, members, deadline, now_s, settings)
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
-        return forced_generation(trouble, current, known)
-    if known.hang:
-        return new_groups(current, known)
+        return forced_generation(trouble, current, situation)
+    if situation.hang:
+        return new_groups(current, situation)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         # A finished rank ignores planned generations (rule CUTALL).
@@ -70,7 +70,7 @@ def next_generation(current: Current | None, known: Situation) -> Decision:
             return newer
         dues = [*silent, *([deadline] if deadline > now_s else [])]
         return Keep(min(dues, default=UntilEvent.ADOPTED_REPORT))
-    return _planned(current, known, silent)
+    return _planned(current, situation, silent)
 
 
 # --- the first one -------------------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ def _adopted(worker: Worker) -> int:
 # --- a healthy group -----------------------------------------------------------------------------------------------
 
 
-def _planned(current: Current, known: Situation, silent: list[float]) -> Decision:
-    members, bounds, now_s, settings = known.members, known.bounds, known.now_s, known.settings
-    joiners = [w for w in known.workers if not w.is_member and w.available and not w.draining]
+def _planned(current: Current, situation: Situation, silent: list[float]) -> Decision:
+    members, bounds, now_s, settings = situation.members, situation.bounds, situation.now_s, situation.settings
+    joiners = [w for w in situation.workers if not w.is_member and w.available and not w.draining]
     joiners = [w for w in joiners if w.session is None or not is_unresponsive(w.session, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
     prompt = [w for w in joiners if not comes_late(w, current, now_s)]

@@ -54,7 +54,7 @@ def build_document(announce: Announce, current: Current | None, workers: Iterabl
     )
     older: tuple[OlderGeneration, ...] = ()
     if current is not None:
-        uids = {w.id: w.pod.uid for w in workers if w.pod is not None}
+        uids = {w.id: w.uid for w in workers}
         this = OlderGeneration(
             current.number,
             current.uid,
@@ -64,16 +64,16 @@ def build_document(announce: Announce, current: Current | None, workers: Iterabl
         older = (this,) if current.adopted else (this, *current.older)
         older = tuple(generation for generation in older if not _never_stepped(generation, workers))
     names = {uid for generation in older for uid in generation.pod_uids}
-    alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
+    alive = {w.uid for w in workers if w.pod is not None and w.pod.alive}
     lost = tuple(sorted(names - alive))
     seals = tuple(
-        MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted, s.is_backup, _position(w, per_group))
+        MemberSeal(w.uid, s.left_up_to, s.state, s.adopted, s.state_adopted, s.is_backup, _position(w, per_group))
         for w in workers
         if w.pod is not None and w.session is not None and (s := w.session.seal) is not None
-        if w.pod.uid in names or w.connected
+        if w.uid in names or w.connected
     )
     inside = {member.pod_uid for member in members}
-    silent = [w for w in workers if w.pod is not None and w.silent_until_s and w.pod.uid not in inside]
+    silent = [w for w in workers if w.pod is not None and w.silent_until_s and w.uid not in inside]
     number = _next_number(current, workers)
     return Document(
         number=number,
@@ -85,7 +85,7 @@ def build_document(announce: Announce, current: Current | None, workers: Iterabl
         older=older,
         seals=seals,
         lost=lost,
-        silent=tuple(w.pod.uid for w in silent if w.pod is not None),
+        silent=tuple(w.uid for w in silent),
         silent_positions=positions_of((w.id for w in silent), per_group),
         lineage=current.lineage if current else (),
         checkpoint=header.checkpoint,
@@ -108,7 +108,7 @@ def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bo
     """Return whether a generation is certain never to have trained, so that no state can come from it: of its members
     some promise to have left it without having adopted it, and the others are gone (rules MAD and SEAL). So a group that
     fails to form again and again does not make the list of older generations longer and longer."""
-    by_uid = {w.pod.uid: w for w in workers if w.pod is not None and w.pod.alive}
+    by_uid = {w.uid: w for w in workers if w.pod is not None and w.pod.alive}
     living = [by_uid[uid] for uid in generation.pod_uids if uid in by_uid]
     seals = [w.session.seal for w in living if w.session is not None and w.session.seal is not None]
     left = [s for s in seals if s.left_up_to >= generation.number and s.adopted < generation.number]
@@ -131,7 +131,7 @@ def _store(announce: Announce, number: int, header: Header) -> Store:
         able = [w for w in able if not w.trains] or able
     if session_tier and before is not None:
         used = (before.store.pod_uid, before.store.port)
-        able = [w for w in able if w.pod and w.session and (w.pod.uid, w.session.store_port) != used] or able
+        able = [w for w in able if w.session and (w.uid, w.session.store_port) != used] or able
     chosen = able[number % len(able)] if session_tier else able[0]
     assert chosen.pod is not None
     assert chosen.session is not None

@@ -24,10 +24,10 @@ RECONNECT_S = 5.0
 admitted: they are most likely on their way, and a generation without them would cost them their place."""
 
 
-def forced_generation(culprit: Worker, current: Current, known: Situation) -> Wait | Announce:
+def forced_generation(culprit: Worker, current: Current, situation: Situation) -> Wait | Announce:
     """Return the generation of those who go on without the `culprit`, or the wait before it."""
-    workers, members, bounds = known.workers, known.members, known.bounds
-    refusal, now_s = known.refusal, known.now_s
+    workers, members, bounds = situation.workers, situation.members, situation.bounds
+    refusal, now_s = situation.refusal, situation.now_s
     unknown = [w for w in members if w.standing == Standing.SILENT and w.session is None]
     until_s = max((w.since_s + RECONNECT_S for w in unknown), default=now_s)
     if now_s < until_s:
@@ -37,7 +37,7 @@ def forced_generation(culprit: Worker, current: Current, known: Situation) -> Wa
             until_s,
         )
     late = culprit.standing in LATE
-    overdue = find_overdue(current, members) if late and current.known else set()
+    overdue = find_overdue(current, members) if late and current.has_document else set()
     able = [w for w in workers if w.available and w.id not in overdue]
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
     with_leaving = refusal is not None or needs_leaving(able, bounds)
@@ -47,7 +47,7 @@ def forced_generation(culprit: Worker, current: Current, known: Situation) -> Wa
     if answers is not None:
         return answers
     left_out = overdue | {w.id for w in asked}
-    survivors = choose_survivors(able, current, known, left_out=left_out, with_leaving=with_leaving)
+    survivors = choose_survivors(able, current, situation, left_out=left_out, with_leaving=with_leaving)
     chosen = survivors.chosen
     named = name_culprit(current, members, culprit)
     refused = wait_after_refusal(refusal, current, workers, chosen, now_s) if refusal is not None else None
@@ -69,7 +69,7 @@ def forced_generation(culprit: Worker, current: Current, known: Situation) -> Wa
         return Wait(
             "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
-    failed = wait_after_failures(current, known.without_commit, named.text, _missing_link(survivors), now_s)
+    failed = wait_after_failures(current, situation.without_commit, named.text, _missing_link(survivors), now_s)
     if failed is not None:
         return failed
     return Announce(
@@ -102,11 +102,11 @@ def _missing_link(survivors: Survivors) -> str:
     return f"{who.capitalize()} and another member cannot reach each other, and without {who} too few are left."
 
 
-def new_groups(current: Current, known: Situation) -> Wait | Announce:
+def new_groups(current: Current, situation: Situation) -> Wait | Announce:
     """Return the generation after one that hangs with every rank in a collective. Its members keep their processes and their
     state."""
-    bounds, hang = known.bounds, known.hang
-    able = [w for w in known.workers if w.available]
+    bounds, hang = situation.bounds, situation.hang
+    able = [w for w in situation.workers if w.available]
     with_leaving = needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.is_ending]
     chosen = choose_members(able, bounds, current, holders_first=with_leaving)
@@ -117,4 +117,4 @@ def new_groups(current: Current, known: Situation) -> Wait | Announce:
             UntilEvent.MORE_WORKERS,
         )
     message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
-    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=known.now_s)
+    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=situation.now_s)

@@ -134,7 +134,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     setbacks = with_setbacks(kept.setbacks, workers, frozenset(), now_s)
     said_s = inputs.job.spec.recovery.hang_seconds
     longest_start_s = longest_start(facts.status.get(LONGEST_START), sessions, inputs.settings)
-    known = Attendance(
+    attendance = Attendance(
         workers=workers,
         current=facts.current,
         spells=kept.spells,
@@ -148,13 +148,11 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
         per_group=facts.per_group,
         at_fault=inputs.obs.num_out_of_reach > 0,
     )
-    lateness = see_lateness(known)
+    lateness = see_lateness(attendance)
     restart = [(worker, worker.pod, why) for worker, why in lateness.restart if worker.pod is not None]
     return NextGeneration(
         kept=replace(kept, spells=lateness.spells or {}, setbacks=setbacks),
-        workers=tuple(
-            replace(w, abandoned=True) if w.pod is not None and w.pod.uid in lateness.replace else w for w in workers
-        ),
+        workers=tuple(replace(w, abandoned=True) if w.uid in lateness.replace else w for w in workers),
         abandoned=lateness.replace,
         changed={} if longest_start_s is None else {LONGEST_START: longest_start_s},
         notes=tuple(
@@ -177,9 +175,7 @@ def _refusal(facts: Facts, late: NextGeneration) -> tuple[Refusal | None, frozen
     if unreadable:
         readers = _readers(facts, kept)
         have_all_tried = not any(
-            w.available and w.pod is not None and w.pod.uid not in readers
-            for w in late.workers
-            if facts.inputs.clock.now_s >= w.barred_until_s
+            w.available and w.uid not in readers for w in late.workers if facts.inputs.clock.now_s >= w.barred_until_s
         )
     return Refusal(kept.issued.tried or frozenset(), unreadable, readers, have_all_tried), readers, have_all_tried
 
@@ -240,7 +236,7 @@ def _announce(
             uid=inputs.fresh_uid,
             processes=facts.processes,
             checkpoint=named_checkpoint(facts.status),
-            imported=(facts.known.get("resumedFrom") or {}).get("digest"),
+            imported=(facts.updated.get("resumedFrom") or {}).get("digest"),
             session_tier=facts.tier == "Session",
             per_group=facts.per_group,
             before=kept.issued.document,

@@ -178,35 +178,37 @@ class Attendance:
         return longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
 
 
-def see_lateness(known: Attendance) -> Lateness:
+def see_lateness(attendance: Attendance) -> Lateness:
     """Return who is to be restarted or replaced."""
-    now_s = known.now_s
+    now_s = attendance.now_s
     kept: dict[str, Spell] = {}
     restart: list[tuple[Worker, str]] = []
     replaced: list[tuple[str, float]] = []
     dues: list[float] = []
-    for worker in known.workers:
-        pod, (kind, since_s) = worker.pod, known.kinds[worker.id]
-        if pod is None or not pod.usable or pod.uid in known.released:
+    for worker in attendance.workers:
+        pod, (kind, since_s) = worker.pod, attendance.kinds[worker.id]
+        if pod is None or not pod.usable or pod.uid in attendance.released:
             continue
-        setback = known.setbacks.get(pod.uid)
+        setback = attendance.setbacks.get(pod.uid)
         if setback is not None and setback.count >= MAX_SETBACKS:
-            replaced.append((pod.uid, known.excused_s(worker, setback.since_s, known.settings.late_timeout_s)))
-        before = known.spells.get(pod.uid)
+            replaced.append(
+                (pod.uid, attendance.excused_s(worker, setback.since_s, attendance.settings.late_timeout_s))
+            )
+        before = attendance.spells.get(pod.uid)
         if not kind:
-            if before and pod.uid in known.missed and not _has_come(worker, known.current):
+            if before and pod.uid in attendance.missed and not _has_come(worker, attendance.current):
                 kept[pod.uid] = before  # it is left out because it did not come, which is no sign that it would
             continue
         spell = before if before and before.kind == kind else Spell(kind, now_s if since_s is None else since_s)
         if kind != UNREACHABLE and spell.restarted_s is None:
-            late_s = known.due_s(worker, spell)
+            late_s = attendance.due_s(worker, spell)
             if now_s >= late_s:
-                restart.append((worker, _sentence(worker, known.current, kind, now_s - spell.since_s)))
+                restart.append((worker, _sentence(worker, attendance.current, kind, now_s - spell.since_s)))
                 spell = replace(spell, restarted_s=now_s)
             else:
                 dues.append(late_s)
         if kind == UNREACHABLE or spell.restarted_s is not None:
-            replaced.append((pod.uid, known.due_s(worker, spell)))
+            replaced.append((pod.uid, attendance.due_s(worker, spell)))
         kept[pod.uid] = spell
     dues += [at_s for _, at_s in replaced if at_s > now_s]
     is_due = frozenset(uid for uid, at_s in replaced if at_s <= now_s)
@@ -257,7 +259,7 @@ def _excuse(
         return lambda _: False
     if now_s >= current.announced_at_s + entry_s(PLANNED, step_s, settings):
         return lambda worker: worker.trains
-    return lambda worker: worker.trains or worker.pod is None or worker.pod.uid not in missed
+    return lambda worker: worker.trains or worker.uid not in missed
 
 
 def _has_come(worker: Worker, current: Current | None) -> bool:
@@ -286,7 +288,7 @@ def _kind(
     is_inside = worker.is_in_group or condition.phase in (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
     inside_older = is_inside and condition.generation < current.number
     # Another operator may have announced it and told nobody.
-    is_told = current.known or condition.heard >= current.number
+    is_told = current.has_document or condition.heard >= current.number
     is_pending = worker.standing == Standing.PENDING and is_told
     # Some of its processes wait for a newer generation and others have not left: without a seal its state is unknown.
     is_half_out = condition.phase == Phase.BROKEN and session.seal is None and condition.adopted > 0

@@ -21,7 +21,7 @@ def with_links(known: Links, current: Current | None, workers: Iterable[Worker])
     pods that are gone."""
     if current is None:
         return frozenset()
-    pods = {w.pod.uid: w for w in workers if w.pod is not None}
+    pods = {w.uid: w for w in workers if w.pod is not None}
     kept = {pair for pair in known if pair <= pods.keys()}
     if current.adopted:
         return frozenset(pair for pair in kept if not all(pods[uid].is_member for uid in pair))
@@ -50,7 +50,7 @@ def cut_off(
     pairs = _reported(current, chosen) if is_same else _remembered(chosen, known, spared)
     dropped = set()
     while pairs:
-        cut = [w for w in chosen if any(_uid(w) in pair for pair in pairs) and (is_same or w.id not in spared)]
+        cut = [w for w in chosen if any(w.uid in pair for pair in pairs) and (is_same or w.id not in spared)]
         goes = _first_to_go(cut, known, replaceable)
         dropped.add(goes.id)
         pairs, known = _without(goes, pairs), _without(goes, known)
@@ -67,28 +67,28 @@ def _first_to_go(cut: Sequence[Worker], known: Links, replaceable: frozenset[Mem
     count = Counter(uid for pair in known for uid in pair)
     oldest = min(map(state_of, cut))
     holders = (w for w in cut if state_of(w) == oldest)
-    return max(holders, key=lambda w: (w.id in replaceable, count[_uid(w)], w.since_s, w.id))
+    return max(holders, key=lambda w: (w.id in replaceable, count[w.uid], w.since_s, w.id))
 
 
 def with_returning(others: Iterable[Worker], barred: Iterable[Worker], known: Links) -> list[Worker]:
     """Return the workers, and those of `barred` that had to go for a broken link and now have none to any of the rest."""
     out = list(others)
     for worker in barred:
-        peers = {uid for pair in known if _uid(worker) in pair for uid in pair}
-        if peers and not any(_uid(w) in peers for w in out):
+        peers = {uid for pair in known if worker.uid in pair for uid in pair}
+        if peers and not any(w.uid in peers for w in out):
             out.append(worker)
     return out
 
 
 def _without(worker: Worker, links: Links) -> Links:
-    return frozenset(pair for pair in links if _uid(worker) not in pair)
+    return frozenset(pair for pair in links if worker.uid not in pair)
 
 
 def _remembered(chosen: Sequence[Worker], known: Links, spared: frozenset[MemberId]) -> Links:
     """Return the known pairs among the chosen of which one may go. Two members of the newest generation, which formed, can reach
     each other again."""
-    inside = {_uid(w): w.id for w in chosen}
-    members = {_uid(w) for w in chosen if w.is_member}
+    inside = {w.uid: w.id for w in chosen}
+    members = {w.uid for w in chosen if w.is_member}
     return frozenset(
         pair
         for pair in known
@@ -102,9 +102,9 @@ def _reported(current: Current, workers: Iterable[Worker]) -> Links:
     lost: dict[str, str | None] = {}
     for worker in workers:
         session = worker.session
-        if worker.pod is not None and worker.standing == Standing.BROKEN:
+        if worker.standing == Standing.BROKEN:
             fault = session.fault if session and session.fault_generation == current.number else None
-            lost[worker.pod.uid] = fault.peer if fault is not None else None
+            lost[worker.uid] = fault.peer if fault is not None else None
     return frozenset(
         frozenset({uid, peer})
         for uid, peer in lost.items()
@@ -116,7 +116,3 @@ def state_of(worker: Worker) -> tuple[int, ...]:
     """Return the state that a worker has told of, newer ones greater; empty: none."""
     seal = worker.session.seal if worker.session else None
     return () if seal is None or seal.state is None else (seal.state_adopted, *seal.state)
-
-
-def _uid(worker: Worker) -> str:
-    return worker.pod.uid if worker.pod is not None else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from regroup_operator.api.members import gone_name
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Current, Refusal, Wait, Worker
 
@@ -57,7 +56,7 @@ def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterabl
     inside = {w.id for w in chosen}
     older = [] if current is None else [(o.number, set(o.pod_uids)) for o in current.older]
     if current is not None:
-        older.append((current.number, {w.pod.uid for w in workers if w.is_member and w.pod is not None}))
+        older.append((current.number, {w.uid for w in workers if w.is_member}))
     names: set[str] = set()
     for worker in workers:
         session, pod = worker.session, worker.pod
@@ -70,8 +69,8 @@ def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterabl
         not_left = [number for number, uids in older if pod.uid in uids and left_up_to < number]
         names.add(f"{role}:{pod.uid}:{held}:{not_left}:{session.condition.adopted if session else 0}")
     if current is not None:
-        alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
-        dead = [w.pod.uid if w.pod else gone_name(w.id) for w in workers if w.is_member]
+        alive = {w.uid for w in workers if w.pod is not None and w.pod.alive}
+        dead = [w.uid for w in workers if w.is_member]
         dead += [uid for generation in current.older for uid in generation.pod_uids]
         names |= {f"lost:{uid}" for uid in dead if uid not in alive}
     return frozenset(names)

@@ -28,13 +28,13 @@ class Survivors:
 
 
 def choose_survivors(
-    able: list[Worker], current: Current, known: Situation, *, left_out: Collection[MemberId], with_leaving: bool
+    able: list[Worker], current: Current, situation: Situation, *, left_out: Collection[MemberId], with_leaving: bool
 ) -> Survivors:
     """Return the workers that go on, of those who are `able`.
 
     Workers that are overdue or have not answered are `left_out`. With `with_leaving` the workers that leave are needed once more.
     """
-    bounds, refusal, now_s = known.bounds, known.refusal, known.now_s
+    bounds, refusal, now_s = situation.bounds, situation.refusal, situation.now_s
     able = _enough_without([w for w in able if w.id not in left_out], able, bounds)
     if refusal is None:
         prompt = [w for w in able if w.is_member or not comes_late(w, current, now_s)]
@@ -43,7 +43,7 @@ def choose_survivors(
         able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds)
     last = refusal.readers if refusal is not None else frozenset()
     chosen = choose_members(able, bounds, current, holders_first=with_leaving, last=last)
-    links = with_links(known.links, current, known.workers)
+    links = with_links(situation.links, current, situation.workers)
     cut = cut_off(
         current,
         chosen,
@@ -54,7 +54,7 @@ def choose_survivors(
     )
     if cut:
         out = {*cut, *left_out}
-        usable = [w for w in known.workers if w.available and w.id not in out and can_leave(w, current)]
+        usable = [w for w in situation.workers if w.available and w.id not in out and can_leave(w, current)]
         barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.is_ending)]
         others = with_returning([w for w in able if w.id not in cut], barred, links)
         reachable = choose_members(others, bounds, current, holders_first=with_leaving, last=last)
@@ -73,7 +73,7 @@ def choose_members(
     whole = unbroken(able, current.members, bounds.per_group)
 
     def order(worker: Worker) -> tuple[object, ...]:
-        is_last = worker.pod is not None and worker.pod.uid in last
+        is_last = worker.uid in last
         slot, attempt = worker.id
         place = (slot >= bounds.slots, worker.id not in whole, slot, -attempt)
         usual = (is_last, worker.abandoned, not worker.is_member, *place)

@@ -19,13 +19,18 @@ def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, no
     leave, and nobody that trains has entered it yet. Who trains leaves its group once, for the newer one, and does not wait for
     joiners that have not arrived: the grace period of who leaves may be shorter than two changes. None: there is nothing to
     gain, or somebody has left the group that trains."""
-    if current.kind != PLANNED or not current.known or not bounds.session or not any(w.draining for w in members):
+    if (
+        current.kind != PLANNED
+        or not current.has_document
+        or not bounds.session
+        or not any(w.draining for w in members)
+    ):
         return None
     trains_in = {w.session.condition.generation for w in members if w.session is not None and _has_not_left(w)}
     if len(trains_in) != 1:
         return None
     before = {uid for older in current.older if older.number in trains_in for uid in older.pod_uids}
-    training = tuple(w for w in members if w.pod is not None and w.pod.uid in before)
+    training = tuple(w for w in members if w.pod is not None and w.uid in before)
     if not all(map(_has_not_left, training)):
         return None
     trains = {w.id for w in training}

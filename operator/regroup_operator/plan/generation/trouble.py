@@ -52,7 +52,7 @@ def find_trouble(
         return first
     if current.adopted:
         return None
-    if not current.known:
+    if not current.has_document:
         deaf = [
             w for w in members if w.connected and w.session is not None and w.session.condition.heard < current.number
         ]

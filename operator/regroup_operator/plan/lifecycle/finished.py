@@ -56,7 +56,7 @@ def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
 def taken_over(finished: Finished, workers: Iterable[Worker], released: Collection[str]) -> Finished:
     """Return it with the pods that take the places of those that can run no more: another one of the slot, the oldest first, and
     none that is `released` (pod UIDs)."""
-    there = {w.id: w.pod.uid for w in workers if w.pod is not None and may_run(w)}
+    there = {w.id: w.uid for w in workers if w.pod is not None and may_run(w)}
     free: dict[int, list[MemberId]] = defaultdict(list)
     for one in sorted(there.keys() - set(finished.members), reverse=True):
         if there[one] not in released:
@@ -102,7 +102,7 @@ def _last_step_committed(facts: Facts, workers: Sequence[Worker]) -> Finished | 
         return None
     before = current.older[0]
     uids = frozenset(before.pod_uids)
-    earlier = [w for w in workers if w.pod is not None and w.pod.uid in uids]
+    earlier = [w for w in workers if w.uid in uids]
     if len(earlier) < len(uids) or not all(_has_committed(w, before.number) for w in earlier):
         return None
     spelled = next(o["members"] for o in (facts.membership or {})["older"] if o["uid"] == before.uid)

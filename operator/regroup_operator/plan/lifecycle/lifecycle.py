@@ -21,7 +21,7 @@ from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.restarts import exit_words, log_words
 from regroup_operator.plan.lifecycle.finished import places_of, see_finished
-from regroup_operator.plan.lifecycle.run_policy import Start, expires_in_s, has_begun, overdue
+from regroup_operator.plan.lifecycle.run_policy import Start, expiry_s, has_begun, overdue
 
 END_FAILED = "EndFailed"
 """Reason of Failed=True: what follows the script's loop has failed, or was lost, and cannot run again."""
@@ -70,6 +70,8 @@ class Suspending:
 
     finished: Finished | None = None
     """As of Finishing, where its steps are over; None: they are not."""
+    due_s: None = None
+    """The end of a pod ends it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Suspended:
 
     finished: Finished | None = None
     """As of Suspending."""
+    due_s: float | None = None
+    """When it is planned again, because its suspension was taken back; None: it stays suspended."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Ended:
     """Its status says so already."""
     completed: str = ""
     """RFC 3339 time of its end."""
-    expires_s: float | None = None
+    due_s: float | None = None
     """When it is deleted, monotonic; None: it stays."""
 
     @property
@@ -104,6 +108,8 @@ class Ended:
         return COMPLETE if self.succeeded else FAILED
 
 
+RESUME_S = 0.1
+"""A job whose suspension was taken back before its pods were gone is planned again after this time."""
 SUSPENDING = "Suspending"
 """Reason of condition Suspended while the pods end. Once they are told to, the job is suspended whatever the user wants then."""
 
@@ -131,7 +137,10 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
         has_pods = facts.inputs.obs.pods or facts.inputs.obs.roles
         if not is_done and not facts.ends_alone:
             finished = None  # resumed, all members run their end again
-        return Suspending(finished) if has_pods else Suspended(finished)
+        if has_pods:
+            return Suspending(finished)
+        is_wanted = not facts.inputs.job.spec.run_policy.suspend
+        return Suspended(finished, facts.inputs.clock.now_s + RESUME_S if is_wanted else None)
     is_script = facts.tier == "Script"
     failure = failures.of_roles if is_done else failures.verdict
     ends = finished or facts.finished
@@ -168,8 +177,7 @@ def finished_of(lifecycle: Lifecycle) -> Finished | None:
 def _ended(facts: Facts, ended: Ended) -> Ended:
     clock, policy = facts.inputs.clock, facts.inputs.job.spec.run_policy
     completed = facts.status.get("completionTime") or clock.timestamp()
-    in_s = expires_in_s(policy, completed, clock.wall)
-    return replace(ended, completed=completed, expires_s=None if in_s is None else clock.now_s + in_s)
+    return replace(ended, completed=completed, due_s=expiry_s(policy, completed, clock))
 
 
 def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verdict | None:
@@ -227,15 +235,14 @@ def _deadline(
     job, clock = facts.inputs.job, facts.inputs.clock
     ends = facts.taken_back if finished is None else finished
     start = None
-    if finished is None and job.created is not None and not has_begun(facts.known):
+    if finished is None and job.created is not None and not has_begun(facts.updated):
         num_ready = sum(w.available for w in failures.workers)
         start = Start(job.created, num_ready, job.min_replicas, "" if refusal is None else refusal.message)
-    verdict, in_s = overdue(
+    return overdue(
         job.spec.run_policy,
         facts.status,
-        now=clock.wall,
+        clock,
         start=start,
         # Once all scripts have returned 0, the job waits for its roles only.
         ended_at=None if ends is None or (finished is not None and not finished.open) else ends.at,
     )
-    return verdict, None if in_s is None else clock.now_s + in_s

@@ -12,7 +12,7 @@ from typing import Any
 
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Verdict, seconds_of
+from regroup_operator.model.plan import Clock, Verdict, seconds_of
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
@@ -53,14 +53,19 @@ class Start:
 
 
 def overdue(
-    policy: RunPolicy, status: Mapping[str, Any], *, now: float, start: Start | None = None, ended_at: str | None = None
+    policy: RunPolicy,
+    status: Mapping[str, Any],
+    clock: Clock,
+    *,
+    start: Start | None = None,
+    ended_at: str | None = None,
 ) -> tuple[Verdict | None, float | None]:
-    """Return why the job has to end now, and in how many seconds it would have to if nothing changes.
+    """Return why the job has to end now, and when it would have to if nothing changes (monotonic).
 
-    `now` is in seconds since the epoch. `start` is None once the job has begun to train. `ended_at` is the time of the last commit,
+    `start` is None once the job has begun to train. `ended_at` is the time of the last commit,
     RFC 3339. It is None if the job has steps to train, and once its scripts have returned.
     """
-    resumed = resumed_at(status, now)
+    resumed = resumed_at(status, clock.wall)
     bounds: list[tuple[float, Verdict]] = []
     started = status.get("startTime")
     if policy.active_deadline_seconds is not None and started is not None:
@@ -84,8 +89,8 @@ def overdue(
             f"({bound_s}). Raise it, or let the script do less after its loop."
         )
         bounds.append((began + bound_s, Verdict(FINISH_DEADLINE_EXCEEDED, text)))
-    due = next((verdict for at, verdict in bounds if at <= now), None)
-    return due, min((at - now for at, _ in bounds), default=None)
+    due = next((verdict for at, verdict in bounds if at <= clock.wall), None)
+    return due, min((clock.at_s(at) for at, _ in bounds), default=None)
 
 
 def _why_not_begun(bound: str, start: Start) -> str:
@@ -102,8 +107,8 @@ def _why_not_begun(bound: str, start: Start) -> str:
     )
 
 
-def expires_in_s(policy: RunPolicy, completed: str | None, now: float) -> float | None:
-    """Return in how many seconds a job that has ended is deleted, 0 or less: now; None: it stays."""
+def expiry_s(policy: RunPolicy, completed: str | None, clock: Clock) -> float | None:
+    """Return when a job that has ended is deleted (monotonic); None: it stays."""
     if policy.ttl_seconds_after_finished is None or completed is None:
         return None
-    return seconds_of(completed) + policy.ttl_seconds_after_finished - now
+    return clock.at_s(seconds_of(completed) + policy.ttl_seconds_after_finished)

@@ -117,7 +117,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
         disrupted=failures.rows.disrupted,
         released=facts.released,
         members=current.members if current is not None and not current.suspended else (),
-        leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
+        leaving={w.uid for w in generation.workers if w.draining and w.connected},
     )
     return PodChanges(
         rows=rows,
@@ -126,11 +126,11 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
         create=create,
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
-        replaced=replaced if {**facts.known, **generation.changed}.get("membership") else {},
-        due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
+        replaced=replaced if {**facts.updated, **generation.changed}.get("membership") else {},
+        due_s=earliest((changes.due_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=words,
         failing=early_words(early, pods, inputs.clock)
-        or disrupted_words(disrupted, pods, inputs.clock, facts.known_slots),
+        or disrupted_words(disrupted, pods, inputs.clock, facts.updated_slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
@@ -143,9 +143,9 @@ def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generatio
     early, disrupted = dict[int, PodRow](), dict[int, PodRow]()
     if isinstance(lifecycle, Active | Finishing):  # it may need pods
         known = _without(facts.memory.failed, facts.corrected)
-        early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
+        early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.updated_slots)
         disrupted = _without(failures.rows.disrupted, facts.corrected)
-    lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
+    lost = {w.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
     reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
@@ -185,13 +185,13 @@ def _worker_changes(
     """Return the changes to the workers' pods, by what becomes of the job."""
     inputs, obs, current = facts.inputs, facts.inputs.obs, facts.current
     bad_nodes = avoided_nodes(nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
-    named = named_members({**facts.known, **generation.changed})
+    named = named_members({**facts.updated, **generation.changed})
     roster = Roster(
         workers=generation.workers,
         released=facts.released,
         named=[*named, *(lifecycle.finished.members if isinstance(lifecycle, Finishing) else ())],
         counted=rows.counted,
-        bad_nodes=with_tainted(bad_nodes, obs.pods, facts.known_slots),
+        bad_nodes=with_tainted(bad_nodes, obs.pods, facts.updated_slots),
         held=rows.held,
         now_s=inputs.clock.now_s,
         hello_timeout_s=inputs.settings.hello_timeout_s,
@@ -220,8 +220,7 @@ def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
         return {}
     if facts.inputs.job.spec.run_policy.clean_pod_policy != "None":
         return {}
-    clock = facts.inputs.clock
-    until_s = clock.now_s - (clock.wall - seconds_of(lifecycle.completed)) + LOGS_S
+    until_s = facts.inputs.clock.at_s(seconds_of(lifecycle.completed)) + LOGS_S
     return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name == lifecycle.why.pod}
 
 
@@ -230,7 +229,7 @@ def _idle_slots(facts: Facts, lifecycle: Active) -> frozenset[int]:
     one fails."""
     if lifecycle.finished is None:
         return frozenset()
-    return frozenset(range(facts.known_slots)) - {member.slot for member in lifecycle.finished.open}
+    return frozenset(range(facts.updated_slots)) - {member.slot for member in lifecycle.finished.open}
 
 
 def _without(rows: Mapping[int, PodRow], slots: Collection[int]) -> dict[int, PodRow]:

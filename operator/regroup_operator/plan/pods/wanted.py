@@ -46,12 +46,12 @@ class CreateWorker:
 @dataclass(frozen=True)
 class WorkerChanges:
     """`release`: pods to write into status.released, then stop and delete. `delete`: released ones that are still there, and
-    those that would outlive the job. `look_again_s`: when the next of these is due; None: only an event helps."""
+    those that would outlive the job. `due_s`: when the next of these is due; None: only an event helps."""
 
     create: tuple[CreateWorker, ...] = ()
     release: tuple[Pod, ...] = ()
     delete: tuple[Pod, ...] = ()
-    look_again_s: float | None = None
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def plan_workers(
         at = serving.get(worker.id.slot, worker)
         if worker.id.slot < slots and not worker.draining and at.id == worker.id and pod.uid not in given_back:
             return True
-        is_sure = at.available and at.standing != Standing.FORMING and at.pod is not None and at.pod.uid not in unsure
+        is_sure = at.available and at.standing != Standing.FORMING and at.uid not in unsure
         instead = at if worker.id.slot in serving and is_sure else None
         may_go = settled or pod.uid in given_back or _never_took_part(worker, abandoned, roster.named, instead)
         return not may_go
@@ -199,7 +199,7 @@ def plan_ended(roster: Roster, read_until_s: Mapping[str, float]) -> WorkerChang
     ends = [(pod, _kept_until_s(w, roster.given_up_s(w, pod), read_until_s)) for w, pod in usable]
     told = [w.session.told_stop_at_s for w, _ in usable if w.session is not None]
     dues = [*(at_s for _, at_s in ends), *(at_s + SLOW_STOP_S for at_s in told if at_s is not None)]
-    return WorkerChanges(delete=roster.delete(ends), look_again_s=earliest(dues, after_s=roster.now_s))
+    return WorkerChanges(delete=roster.delete(ends), due_s=earliest(dues, after_s=roster.now_s))
 
 
 def next_attempts(used: Iterable[MemberId]) -> dict[int, int]:

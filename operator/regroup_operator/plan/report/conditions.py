@@ -78,7 +78,7 @@ def phase_of(
     if not trained:
         return STARTING
     broken = any(w.standing in (Standing.BROKEN, Standing.DIED, Standing.HUNG, Standing.LOST) for w in members)
-    silent = any(w.standing == Standing.SILENT and not w.expected for w in members)
+    silent = any(w.standing == Standing.SILENT and not w.has_yet_to_call for w in members)
     if broken or (stalled and silent):
         return RECOVERING
     if group == Group.WAITING:
@@ -117,7 +117,7 @@ class Workforce:
     @cached_property
     def running(self) -> list[Pod]:
         """Those that run. A pod whose containers crash again and again has the phase Running, too."""
-        connected = {w.pod.uid for w in self.workers if w.pod is not None and w.connected}
+        connected = {w.uid for w in self.workers if w.connected}
         return [
             pod
             for pod in self.pods
@@ -125,73 +125,73 @@ class Workforce:
         ]
 
 
-def worker_conditions(known: Workforce) -> list[JobCondition]:
+def worker_conditions(workforce: Workforce) -> list[JobCondition]:
     """Return PodsReady and AgentsConnected."""
-    if known.ended:
-        reason = "Ended" if known.ended in (SUCCEEDED, FAILED) else known.ended
-        words = AT_REST_WORDS[known.ended]
+    if workforce.ended:
+        reason = "Ended" if workforce.ended in (SUCCEEDED, FAILED) else workforce.ended
+        words = AT_REST_WORDS[workforce.ended]
         return [JobCondition(kind, "False", reason, words) for kind in (PODS_READY, AGENTS_CONNECTED)]
-    return [_pods_ready(known), _agents_connected(known)]
+    return [_pods_ready(workforce), _agents_connected(workforce)]
 
 
-def _pods_ready(known: Workforce) -> JobCondition:
+def _pods_ready(workforce: Workforce) -> JobCondition:
     """Return whether as many pods run as are wanted, and else what the first one lacks that does not run."""
     num_running, replicas = (
-        len({pod.slot for pod in known.running}),
-        known.replicas,
+        len({pod.slot for pod in workforce.running}),
+        workforce.replicas,
     )  # of a slot with two pods one is enough
     counts = f"{min(num_running, replicas)} of {replicas} worker pods run"
-    if known.spares:
-        counts += f", {min(max(0, num_running - replicas), known.spares)} of {known.spares} spares"
+    if workforce.spares:
+        counts += f", {min(max(0, num_running - replicas), workforce.spares)} of {workforce.spares} spares"
     if num_running >= replicas:
         return JobCondition(PODS_READY, "True", "AllRunning", f"{counts}.")
-    reason, words = next(_lacks(known), ("Starting", "."))
+    reason, words = next(_lacks(workforce), ("Starting", "."))
     return _bounded(PODS_READY, "False", reason, f"{counts}{words}")
 
 
-def _lacks(known: Workforce) -> Iterator[tuple[str, str]]:
+def _lacks(workforce: Workforce) -> Iterator[tuple[str, str]]:
     """Yield reason and words of why pods do not run, what a person can do something about first."""
-    for pod in known.pods:
+    for pod in workforce.pods:
         if pod.init_failed and pod.phase == "Pending":
             what = f"init container {pod.init_failed} has ended with exit code {pod.init_exit_code}"
             yield INIT_FAILED, f"; {pod.name}: {what}."
-    for pod in known.pods:
+    for pod in workforce.pods:
         if pod.waiting_reason and pod.waiting_reason not in ("ContainerCreating", "PodInitializing"):
             message = f": {pod.waiting_message}" if pod.waiting_message else ""
             yield pod.waiting_reason, f"; {pod.name} cannot start{message}"
-    for pod in known.pods:
-        if words := not_set_up(pod, known.now_s):
+    for pod in workforce.pods:
+        if words := not_set_up(pod, workforce.now_s):
             yield NOT_SET_UP, f"; {pod.name}: {words}"
-    for pod in known.pods:
+    for pod in workforce.pods:
         if pod.unschedulable:
             yield "Unschedulable", f"; {pod.name}: {pod.unschedulable}"
-    if known.failing is not None:
-        yield known.failing.reason, f"; {known.failing.message}."
-    if known.held and len(known.running) == len(known.pods):
-        yield HELD_BACK, f"; {known.held}."
+    if workforce.failing is not None:
+        yield workforce.failing.reason, f"; {workforce.failing.message}."
+    if workforce.held and len(workforce.running) == len(workforce.pods):
+        yield HELD_BACK, f"; {workforce.held}."
 
 
-def _agents_connected(known: Workforce) -> JobCondition:
+def _agents_connected(workforce: Workforce) -> JobCondition:
     """Return whether the agents of all workers have called."""
-    of, timeout_s = f"of {known.replicas} agents", known.settings.hello_timeout_s
-    refused = [known.refusals[pod.uid] for pod in known.pods if pod.uid in known.refusals]
+    of, timeout_s = f"of {workforce.replicas} agents", workforce.settings.hello_timeout_s
+    refused = [workforce.refusals[pod.uid] for pod in workforce.pods if pod.uid in workforce.refusals]
     if refused:
         verb = "was" if len(refused) == 1 else "were"
         message = f"{len(refused)} {of} {verb} rejected: {refused[0]}"
         return JobCondition(AGENTS_CONNECTED, "False", "Refused", message)
-    called = {w.pod.uid for w in known.workers if w.pod is not None and w.session is not None}
-    silent = (pod.running_since_s for pod in known.running if pod.uid not in called)
-    late = sum(since_s is not None and known.now_s >= since_s + timeout_s for since_s in silent)
+    called = {w.uid for w in workforce.workers if w.session is not None}
+    silent = (pod.running_since_s for pod in workforce.running if pod.uid not in called)
+    late = sum(since_s is not None and workforce.now_s >= since_s + timeout_s for since_s in silent)
     if late:
         message = (
-            f"{late} {of} {'has' if late == 1 else 'have'} not connected to {known.endpoint} for {timeout_s:.0f} s. "
+            f"{late} {of} {'has' if late == 1 else 'have'} not connected to {workforce.endpoint} for {timeout_s:.0f} s. "
             "Check egress NetworkPolicy, DNS and service mesh."
         )
         return JobCondition(AGENTS_CONNECTED, "False", "NoHello", message)
     # A member that has not called since the operator's start is on its way: nothing is said of it yet.
-    connected = sum(w.connected or w.expected for w in known.workers)
-    if connected >= known.replicas:
-        return JobCondition(AGENTS_CONNECTED, "True", "AllConnected", f"{known.replicas} {of} are connected.")
+    connected = sum(w.connected or w.has_yet_to_call for w in workforce.workers)
+    if connected >= workforce.replicas:
+        return JobCondition(AGENTS_CONNECTED, "True", "AllConnected", f"{workforce.replicas} {of} are connected.")
     return JobCondition(AGENTS_CONNECTED, "False", "Connecting", f"{connected} {of} are connected.")
 
 

@@ -382,7 +382,7 @@ def _num_ready(facts: Facts, workers: Sequence[Worker]) -> int:
     adopted, now_s = facts.current is not None and facts.current.adopted, facts.inputs.clock.now_s
 
     def is_ready(worker: Worker) -> bool:
-        if worker.standing in (Standing.TRAINING, Standing.FINISHED) or (adopted and worker.expected):
+        if worker.standing in (Standing.TRAINING, Standing.FINISHED) or (adopted and worker.has_yet_to_call):
             return True
         if not worker.available or worker.standing == Standing.SILENT:
             return False

@@ -24,10 +24,10 @@ from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
-from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
-from regroup_operator.plan.report.observed import due_in_s, observe
 from regroup_operator.plan.report.overview import Stages, overview
 from regroup_operator.plan.report.progress import checkpoint_status, progress_status
+from regroup_operator.plan.report.seen import FIELD as OBSERVED_AT
+from regroup_operator.plan.report.seen import seen_at, seen_due_s
 from regroup_operator.plan.report.snapshots import snapshot_status
 from regroup_operator.plan.report.urgency import urgency
 
@@ -49,7 +49,7 @@ def make_report(stages: Stages) -> Report:
     generation, pods = stages.generation, stages.pods
     inputs, has_ended = facts.inputs, isinstance(lifecycle, Ended | Suspended)
     number = 0 if generation.document is None else generation.document.number
-    status: dict[str, Any] = {**facts.known, **generation.changed}
+    status: dict[str, Any] = {**facts.updated, **generation.changed}
     status["released"] = pods.released
     status["roles"] = pods.roles.status
     status["restarts"] = restarts_status(
@@ -90,15 +90,15 @@ def make_report(stages: Stages) -> Report:
     part, notes = overview(stages, status)
     status.update(part, agentImage=inputs.agent_image)
     every_s = inputs.settings.progress_write_s
-    status[OBSERVED_AT] = observe(status, facts.status, inputs.clock, ended=has_ended, every_s=every_s)
-    seen_s = due_in_s(status, inputs.clock, ended=has_ended, every_s=every_s)
+    status[OBSERVED_AT] = seen_at(status, facts.status, inputs.clock, ended=has_ended, every_s=every_s)
+    seen_s = seen_due_s(status, inputs.clock, ended=has_ended, every_s=every_s)
     now_s, running = inputs.clock.now_s, [w.pod.running_since_s for w in generation.workers if w.pod and not w.session]
     dues_s = [at_s + inputs.settings.hello_timeout_s for at_s in running if at_s is not None]
     pods_of_job = (*(w.pod for w in generation.workers if w.pod), *inputs.obs.roles)
     dues_s += [due_s for pod in pods_of_job if (due_s := set_up_due_s(pod)) is not None]
     if seen_s is not None:
         # The time is of whole seconds: a plan up to one earlier would only find that no write is due.
-        dues_s.append(now_s + max(seen_s, 0.0) + 1.0)
+        dues_s.append(max(seen_s, now_s) + 1.0)
     return Report(
         status=status,
         urgency=urgency(status, facts.status),
@@ -112,7 +112,7 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
     """Return status.incidents: what the newest generation's members have measured since, and the one that is issued."""
     incidents, current, clock = list(facts.status.get("incidents", ())), facts.current, facts.inputs.clock
     if current is not None and incidents and incidents[-1]["generation"] == current.number:
-        if facts.adoption.completed and facts.tier == "Script" and current.known:
+        if facts.adoption.completed and facts.tier == "Script" and current.has_document:
             start_ms = round((clock.now_s - current.announced_at_s) * 1000, 1)
             incidents[-1] = {**incidents[-1], "startMs": start_ms}
         planned = current.kind == PLANNED

@@ -32,7 +32,7 @@ def passed(current: Current | None, workers: Iterable[Worker]) -> int:
 
 def _member_group(worker: Worker, current: Current, *, ran: bool) -> str:
     if worker.session is None:
-        return Group.FORMED if ran and worker.expected else Group.WAITING
+        return Group.FORMED if ran and worker.has_yet_to_call else Group.WAITING
     condition = worker.session.condition
     if worker.standing == Standing.FINISHED:
         return Group.FORMED

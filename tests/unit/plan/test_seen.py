@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.model.plan import Clock
-from regroup_operator.plan.report.observed import due_in_s, observe
+from regroup_operator.plan.report.seen import seen_at, seen_due_s
 
 WALL = 1_800_000_000.0
 CLOCK = Clock(50.0, WALL)
@@ -32,13 +32,13 @@ def stored(ago_s: float | None, **fields: Any) -> dict[str, Any]:
         pytest.param(stored(-3600.0), {}, False, False, id="the clock was set back"),
     ],
 )
-def test_observe(before: dict[str, Any], changed: dict[str, Any], ended: bool, written: bool) -> None:
-    got = observe({**before, **changed}, before, CLOCK, ended=ended, every_s=10.0)
+def test_seen_at(before: dict[str, Any], changed: dict[str, Any], ended: bool, written: bool) -> None:
+    got = seen_at({**before, **changed}, before, CLOCK, ended=ended, every_s=10.0)
     assert got == (CLOCK.timestamp() if written else before["observedAt"])
 
 
 @pytest.mark.parametrize(
-    ("ago_s", "ended", "want"), [(4.0, False, 6.0), (12.0, False, -2.0), (-3600.0, False, 10.0), (4.0, True, None)]
+    ("ago_s", "ended", "want"), [(4.0, False, 56.0), (12.0, False, 48.0), (-3600.0, False, 60.0), (4.0, True, None)]
 )
 def test_due(ago_s: float, ended: bool, want: float | None) -> None:
-    assert due_in_s(stored(ago_s), CLOCK, ended=ended, every_s=10.0) == want
+    assert seen_due_s(stored(ago_s), CLOCK, ended=ended, every_s=10.0) == want

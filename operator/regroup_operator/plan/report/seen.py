@@ -1,0 +1,34 @@
+"""Say when the operator last looked: `status.observedAt`, kubectl's column Seen. Pure.
+
+A status that nobody writes looks the same whether nothing happens or no operator is there (its node is cut off, the API
+server is down). So each write carries its time, and a job with a generation is written again when that is `every_s` old, at
+the same low priority as progress: what a reader sees tells how old it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from regroup_operator.model.plan import Clock, seconds_of
+
+FIELD = "observedAt"
+
+
+def seen_at(status: Mapping[str, Any], stored: Mapping[str, Any], clock: Clock, *, ended: bool, every_s: float) -> str:
+    """Return status.observedAt: the present time if anything else has changed or the stored time is due, else the stored time."""
+    before: str | None = stored.get(FIELD)
+    same = {k: v for k, v in status.items() if k != FIELD} == {k: v for k, v in stored.items() if k != FIELD}
+    if before is None or not same:
+        return clock.timestamp()
+    due_s = seen_due_s(stored, clock, ended=ended, every_s=every_s)
+    return clock.timestamp() if due_s is not None and due_s <= clock.now_s else before
+
+
+def seen_due_s(status: Mapping[str, Any], clock: Clock, *, ended: bool, every_s: float) -> float | None:
+    """Return when the time is written again although nothing has changed (monotonic); None: only after a change."""
+    before = status.get(FIELD)
+    if before is None or ended or status.get("membership") is None:
+        return None
+    due_s = clock.at_s(seconds_of(before)) + every_s
+    return min(clock.now_s + every_s, due_s)  # a clock that was set back does not stop it
