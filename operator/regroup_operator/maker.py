@@ -21,7 +21,7 @@ from regroup_operator.api.names import role_place
 from regroup_operator.background import Background
 from regroup_operator.model.plan import JobPlan
 from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
-from regroup_operator.model.records import Pod
+from regroup_operator.model.records import Pod, PodPlace
 from regroup_operator.retries import FIRST_S, Retries
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,6 @@ UNSEEN_S = 5.0
 """Time after which the name of a pod that was created, but that the informer has not shown, counts as taken."""
 
 
-Place = int | str
-"""A worker's slot, or the place of a role."""
-
-
 @dataclass(frozen=True)
 class CreatePod:
     """A pod that is missing, of a worker or of a role. `slot` is the worker's slot, or the index in the role."""
@@ -58,11 +54,11 @@ class CreatePod:
     role: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PodPlace:
         return role_place(self.role, self.slot) if self.role else self.slot
 
 
-Step = CreatePod | Pod
+PodChange = CreatePod | Pod
 """A pod to make, or one to delete."""
 StepKey = tuple[str, int | str]
 """Key of a step's back-off: create or delete, and the place or the pod's UID."""
@@ -73,7 +69,7 @@ class Wanted:
     """Steps that the newest plan wants and that are not done yet. `confirmed`: the job existed when the plan was made."""
 
     job: Job
-    steps: dict[StepKey, Step]
+    steps: dict[StepKey, PodChange]
     confirmed: bool
 
 
@@ -103,10 +99,10 @@ class Maker:
         """Time before which nothing is made or deleted, because the API server did not answer."""
         self._wanted: Wanted | None = None
         self._is_making = False
-        self._made: dict[Place, tuple[int, float]] = {}
-        """Place -> the attempt number that exists in the API server, and since when."""
-        self._attempts: dict[Place, int] = {}
-        """Place -> the attempt number that was requested last."""
+        self._made: dict[PodPlace, tuple[int, float]] = {}
+        """PodPlace -> the attempt number that exists in the API server, and since when."""
+        self._attempts: dict[PodPlace, int] = {}
+        """PodPlace -> the attempt number that was requested last."""
         self._obstacle: EventNote | None = None
         self._told_s: dict[str, float] = {}
         self._spec_generation = 0
@@ -144,7 +140,7 @@ class Maker:
         more than the plan knew, since its status was written meanwhile. A step that is already done is left out.
         """
         self._look_at(job, pods)
-        steps: dict[StepKey, Step] = {("delete", pod.uid): pod for pod in plan.delete}
+        steps: dict[StepKey, PodChange] = {("delete", pod.uid): pod for pod in plan.delete}
         steps |= {("create", slot): CreatePod(slot, attempt, avoid) for slot, attempt, avoid in plan.create}
         for role, index, attempt in plan.create_roles:
             steps["create", role_place(role, index)] = CreatePod(index, attempt, role=role)
@@ -236,7 +232,7 @@ class Maker:
         asks = self._wanted is not None and not self._wanted.confirmed
         return max(self._rounds.due_s(""), self._confirms.due_s("") if asks else float("-inf"))
 
-    def _batch(self, size: int) -> dict[StepKey, Step]:
+    def _batch(self, size: int) -> dict[StepKey, PodChange]:
         """Return up to `size` steps that are due: deletions first, creations when none is left.
 
         Without the old pods the new ones may fit into a quota. Steps that were not tried yet come first, so that they
@@ -258,7 +254,7 @@ class Maker:
             dues_s.append(max(self._pods.due_s(key), round_s, self._held_s))
         return min(dues_s, default=None)
 
-    async def _try(self, key: StepKey, step: Step, results: list[bool]) -> None:
+    async def _try(self, key: StepKey, step: PodChange, results: list[bool]) -> None:
         """Do one step, unless it is not wanted any more or the API server does not answer. Append to `results` whether
         it was done."""
         wanted = self._wanted

@@ -12,7 +12,7 @@ from regroup.protocol.document import Document
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Pod
+from regroup_operator.model.records import Pod, PodPlace
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class JobMemory:
     workers: Mapping[str, WorkerMemory] = field(default_factory=dict)
     """By pod UID."""
     slots: Mapping[int, SlotMemory] = field(default_factory=dict)
-    roles: Mapping[int | str, PodRow] = field(default_factory=dict)
+    roles: Mapping[PodPlace, PodRow] = field(default_factory=dict)
     """By place of a role: pods in a row that failed."""
     issued: Issued = Issued()
     script: ScriptMemory = ScriptMemory()

@@ -19,6 +19,8 @@ EVICTED, PREEMPTED = "Evicted", "Preempted"
 
 Key = tuple[str, str]
 """(namespace, name) of a job: the unit of the work queue."""
+PodPlace = int | str
+"""A worker's slot, or the place of a role (`names.role_place`)."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ class Pod:
         return MemberId(self.slot, self.attempt)
 
     @property
-    def place(self) -> int | str:
-        """What it is made for: a worker's slot, or the place of a role."""
+    def place(self) -> PodPlace:
+        """The place that it is made for."""
         return role_place(self.role, self.slot) if self.role else self.slot
 
     @property

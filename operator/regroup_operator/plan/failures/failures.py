@@ -211,7 +211,7 @@ def _rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failur
             [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             clock.now_s,
-            slots=facts.updated_slots,
+            slots=facts.known_slots,
         ),
     )
 
@@ -294,7 +294,7 @@ def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
     if finished is not None and facts.tier == "Session":
         # Each script ends by itself: that one of them returns is progress.
         num_done = len(finished.done)
-        return facts.updated_slots, facts.updated_slots - len(finished.open) + 1, (1, num_done)
+        return facts.known_slots, facts.known_slots - len(finished.open) + 1, (1, num_done)
     start = facts.start_step
     return facts.slots, facts.inputs.job.min_replicas, None if start is None else (0, start)
 
@@ -334,7 +334,7 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         return Verdict(EXIT_RULE, words, failure.script_code, failure.pod)
     if not rules:
         return None
-    needed = (p for p in inputs.obs.pods if p.slot < facts.updated_slots and p.uid not in facts.released)
+    needed = (p for p in inputs.obs.pods if p.slot < facts.known_slots and p.uid not in facts.released)
     spares = inputs.job.spec.recovery.spares if facts.finished is None else 0
     blocked = blocked_pod(rules, needed, spares=spares, per_group=facts.per_group)
     return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))

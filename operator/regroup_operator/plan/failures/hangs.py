@@ -39,7 +39,7 @@ MAX_LINES = 16
 MAX_LINE = 300
 
 _INSIDE = (ProcessStack.COLLECTIVE, ProcessStack.WAITING)
-_Place = tuple[int, Worker, ProcessStack]
+_RankStack = tuple[int, Worker, ProcessStack]
 """A process by its rank and worker, and where it is."""
 
 
@@ -101,7 +101,7 @@ def find_hang(
         return Hang(due_s=overdue_s)
     # As long as nothing is decided the sentence stays as it is: each other one would be a write of the status.
     what = f"No step was committed for {overdue_s - began_s:.0f} s"
-    alone_s, stacks = overdue_s + (ALONE - 1) * bound_s, list[_Place]()
+    alone_s, stacks = overdue_s + (ALONE - 1) * bound_s, list[_RankStack]()
     for after_s in (overdue_s, alone_s):
         if now_s < after_s:
             where = "; ".join(_words(*place) for place in stacks[:3])
@@ -134,7 +134,7 @@ def find_hang(
     return Hang(now_s + KILL_AGAIN_S, message, culprits=culprits, together=not outside, found_s=found_s)
 
 
-def _without_keepers(outside: Sequence[_Place], inner: int) -> list[_Place]:
+def _without_keepers(outside: Sequence[_RankStack], inner: int) -> list[_RankStack]:
     """Return the processes that are killed where all hang and none waits for another. One process is left, of model groups one of
     each `inner` index: if the step only took long, the state is not lost."""
     keepers: dict[int, int] = {}
@@ -143,7 +143,7 @@ def _without_keepers(outside: Sequence[_Place], inner: int) -> list[_Place]:
     return [place for place in outside if place[0] not in keepers.values()]
 
 
-def _culprits(outside: Sequence[_Place], what: str) -> dict[MemberId, Culprit]:
+def _culprits(outside: Sequence[_RankStack], what: str) -> dict[MemberId, Culprit]:
     """Return the workers whose processes hang, each with the sentence on the first of them."""
     found: dict[MemberId, Culprit] = {}
     for rank, worker, stack in outside:
@@ -221,7 +221,7 @@ def _answered(session: Session, current: Current, after_s: float) -> bool:
     )
 
 
-def _stacks(workers: Iterable[Worker], current: Current, processes: int, after_s: float) -> list[_Place]:
+def _stacks(workers: Iterable[Worker], current: Current, processes: int, after_s: float) -> list[_RankStack]:
     """Return (rank, worker, where) of every process whose agent has answered since `after_s`, by rank."""
     places = {member: index for index, member in enumerate(current.members)}
     return sorted(

@@ -111,8 +111,7 @@ def _note(
 
 
 def _mark(failure: Failure, before: int | None) -> int:
-    """Return what JudgedExits.failed has of a worker that has failed. Only whether it is 0 is read; releases before this one read the
-    incarnation."""
+    """Return what JudgedExits.failed has of a worker that has failed. Only a 0 has a meaning: the whole container ended."""
     if before == 0 or (failure.container and not is_disruption(failure)):
         return 0
     return max(failure.incarnation, before or 0, 1)

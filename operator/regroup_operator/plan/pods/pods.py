@@ -130,7 +130,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
         due_s=earliest((changes.due_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=words,
         failing=early_words(early, pods, inputs.clock)
-        or disrupted_words(disrupted, pods, inputs.clock, facts.updated_slots),
+        or disrupted_words(disrupted, pods, inputs.clock, facts.known_slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
@@ -143,7 +143,7 @@ def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generatio
     early, disrupted = dict[int, PodRow](), dict[int, PodRow]()
     if isinstance(lifecycle, Active | Finishing):  # it may need pods
         known = _without(facts.memory.failed, facts.corrected)
-        early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.updated_slots)
+        early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
         disrupted = _without(failures.rows.disrupted, facts.corrected)
     lost = {w.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
     reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
@@ -191,7 +191,7 @@ def _worker_changes(
         released=facts.released,
         named=[*named, *(lifecycle.finished.members if isinstance(lifecycle, Finishing) else ())],
         counted=rows.counted,
-        bad_nodes=with_tainted(bad_nodes, obs.pods, facts.updated_slots),
+        bad_nodes=with_tainted(bad_nodes, obs.pods, facts.known_slots),
         held=rows.held,
         now_s=inputs.clock.now_s,
         hello_timeout_s=inputs.settings.hello_timeout_s,
@@ -229,7 +229,7 @@ def _idle_slots(facts: Facts, lifecycle: Active) -> frozenset[int]:
     one fails."""
     if lifecycle.finished is None:
         return frozenset()
-    return frozenset(range(facts.updated_slots)) - {member.slot for member in lifecycle.finished.open}
+    return frozenset(range(facts.known_slots)) - {member.slot for member in lifecycle.finished.open}
 
 
 def _without(rows: Mapping[int, PodRow], slots: Collection[int]) -> dict[int, PodRow]:

@@ -22,7 +22,7 @@ from regroup_operator.api.template import Role
 from regroup_operator.model.plan import Clock, earliest
 from regroup_operator.model.pod_row import REPLACED, PodRow
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Pod
+from regroup_operator.model.records import Pod, PodPlace
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.set_up import not_set_up
 
@@ -32,16 +32,13 @@ NOBODY: Mapping[str, str] = MappingProxyType({})
 LASTED_S = 60.0
 """A pod that has run for so long ends a row of failed ones."""
 
-Place = int | str
-"""Of a role's pod: `names.role_place`."""
-
 
 @dataclass(frozen=True)
 class RoleChanges:
     """`create`: role, index, attempt. `status`: status.roles; None: the job has none. `rows`: by place, failed pods in a row, for
     the memory."""
 
-    rows: Mapping[Place, PodRow]
+    rows: Mapping[PodPlace, PodRow]
     create: tuple[tuple[str, int, int], ...] = ()
     delete: tuple[Pod, ...] = ()
     status: list[dict[str, Any]] | None = None
@@ -57,7 +54,7 @@ def plan_roles(
     job: Job,
     pods: tuple[Pod, ...],
     known: Iterable[Mapping[str, Any]],
-    rows: Mapping[Place, PodRow],
+    rows: Mapping[PodPlace, PodRow],
     active: bool,
     cleans: bool,
     clock: Clock,
@@ -69,7 +66,7 @@ def plan_roles(
         unwanted = tuple(p for p in pods if not p.terminating and (cleans or p.alive))
         return RoleChanges({}, delete=unwanted, status=_status(job, pods, known, now_s))
     wanted = {role_place(role.name, i): (role.name, i) for role in job.spec.roles for i in range(role.replicas)}
-    of_place: dict[Place, list[Pod]] = {}
+    of_place: dict[PodPlace, list[Pod]] = {}
     for pod in sorted(pods, key=lambda p: p.attempt):
         of_place.setdefault(pod.place, []).append(pod)
     outdated = _outdated(job, pods)
@@ -115,18 +112,18 @@ def _outdated(job: Job, pods: Iterable[Pod]) -> frozenset[str]:
     return frozenset(p.uid for p in pods if p.role in digests and p.spec_digest != digests[p.role])
 
 
-def _words(place: Place, row: PodRow) -> EventNote:
+def _words(place: PodPlace, row: PodRow) -> EventNote:
     pause_s = row.pause_s(REPLACED)
     when = "at once" if pause_s == 0 else f"after {pause_s:.0f} s"
     return EventNote("Warning", "RolePodFailed", f"The pod of role {place} has failed; it is replaced {when}.")
 
 
 def _note(
-    rows: Mapping[Place, PodRow],
-    of_place: Mapping[Place, Sequence[Pod]],
-    wanted: Collection[Place],
+    rows: Mapping[PodPlace, PodRow],
+    of_place: Mapping[PodPlace, Sequence[Pod]],
+    wanted: Collection[PodPlace],
     now_s: float,
-) -> dict[Place, PodRow]:
+) -> dict[PodPlace, PodRow]:
     """Return by place how many pods in a row have failed; one that has lasted ends the row."""
     out = {place: row for place, row in rows.items() if place in wanted}
     for place, pods in of_place.items():
@@ -143,7 +140,7 @@ def _has_lasted(pod: Pod, now_s: float) -> bool:
     return pod.alive and pod.running_since_s is not None and now_s >= pod.running_since_s + LASTED_S
 
 
-def _held(place: Place, pods: Sequence[Pod], row: PodRow, next_at: str) -> str:
+def _held(place: PodPlace, pods: Sequence[Pod], row: PodRow, next_at: str) -> str:
     """Return why a place has no pod for a while."""
     failed = next((p for p in pods if p.attempt == row.attempt and p.phase == "Failed"), None)
     how = ""
