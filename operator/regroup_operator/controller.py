@@ -46,15 +46,17 @@ UNANSWERED = 5
 LEADS_AGAIN_S = 1.0
 """A renewal may be answered after its deadline and before the process has ended: then it leads on, and its jobs are looked at."""
 REST, LEAST_REST_S, MAX_REST_S = 2.0, 0.02, 0.5
-"""A job whose plans take long is not planned for so many times as long after one, if that is worth it. A plan of 5,000 workers
-takes 0.1 s, and each pod that starts asks for one: one after the other they would leave requests and agents one turn of the event
-loop between two plans. Of the last two plans the shorter one counts: this process may have stood still."""
+"""A job whose plan takes long rests for REST times as long before the next plan.
+
+A plan of 5,000 workers takes 0.1 s, and each pod that starts asks for one. Without a rest, requests and agents would get one turn
+of the event loop between two plans. The shorter one of the last two plans counts, because this process may have stood still.
+"""
 BUDGET_RETRY_PART, BUDGET_RETRY_MIN_S = 0.1, 0.1
 """Progress that is due when all jobs together have written enough of it waits so much of the usual time longer."""
 
 
 class Observer(Protocol):
-    """What the metrics want to hear. Every method is cheap and never raises."""
+    """The events that metrics count. Every method is cheap and never raises."""
 
     def generation_issued(self, kind: str) -> None:
         """A generation was written to a status and announced."""
@@ -67,7 +69,7 @@ class Observer(Protocol):
 
 @dataclass
 class _Kept:
-    """What is kept of a job between two looks; lost with the operator, and safe to lose."""
+    """The state of a job between two looks. It is lost with the operator, and safe to lose."""
 
     uid: str
     maker: Maker
@@ -76,14 +78,14 @@ class _Kept:
     """Verdict on the template as it was at `judged_generation`."""
     judged_generation: int | None = None
     num_unjudged: int = 0
-    """How often the template was tried without an answer."""
+    """Number of tries of the template without an answer."""
     logged: object = None
-    """What the last line of the decision log asked for: each look asks again until it is there."""
+    """The requests in the last line of the decision log. Each look repeats a request until it is met."""
     plan_s: float = 0.0
-    """How long the last plan has taken."""
+    """Duration of the last plan."""
     progress_due: ProgressDue | None = None
     pods: tuple[Pod, ...] = ()
-    """As of the last plan."""
+    """The pods that the last plan saw."""
     unanswered: deque[tuple[JobStatus, JobPlan]] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
     """Plans whose status was sent and perhaps stored, as no answer came; and the status that each was made from."""
 
@@ -136,7 +138,7 @@ class Term:
     """No look at a job begins while this is false. A process that was stopped for longer than its lease would count by its own
     memory what the next leader has counted from the API. Its first write would show it only a conflict."""
     admission_s: float = 0.0
-    """How long it takes to admit the agents that there are now."""
+    """Seconds that it takes to admit the agents that there are now."""
     waiting: Callable[[], frozenset[str]] = frozenset
     """Returns the UIDs of pods whose agents wait to be admitted."""
 

@@ -100,9 +100,9 @@ class Maker:
         self._wanted: Wanted | None = None
         self._is_making = False
         self._made: dict[PodPlace, tuple[int, float]] = {}
-        """PodPlace -> the attempt number that exists in the API server, and since when."""
+        """Place -> the attempt number that exists in the API server, and since when."""
         self._attempts: dict[PodPlace, int] = {}
-        """PodPlace -> the attempt number that was requested last."""
+        """Place -> the attempt number that was requested last."""
         self._obstacle: EventNote | None = None
         self._told_s: dict[str, float] = {}
         self._spec_generation = 0

@@ -1,4 +1,4 @@
-"""What a plan is made from besides the job and the observation, and what it asks for."""
+"""Records that a plan is made from besides the job and the observation, and those that it returns."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Failure:
     """Name of the init container that failed; empty: it was none."""
     generation: int = 0
     incarnation: int = 0
-    """Of the worker's processes when it was reported; 0: of a whole container."""
+    """Incarnation of the worker's processes when the failure was reported; 0: a whole container failed."""
     returned: str = ""
     """Tier Script: members of its generation whose script had returned 0 before, as ranges; empty: none had."""
     hung: bool = False
@@ -91,8 +91,11 @@ class Failure:
 
     @property
     def script_code(self) -> int | None:
-        """The same of a process of the script. None: what failed is a container or a pod, or the process was killed because it
-        hung, or it ended too early with 0, which a shell would take for a success."""
+        """The same code, if a process of the script ended by itself.
+
+        None: a container or a pod failed, or the process was killed because it hung. None also stands for a process that ended too
+        early with 0, which a shell would take for a success.
+        """
         return None if self.container or self.hung else self.shell_code or None
 
 
@@ -106,7 +109,7 @@ class Crash:
     last: Failure
     count: int = 1
     workers: frozenset[str] = frozenset()
-    """Whose processes ended in the newest round."""
+    """Workers whose processes ended in the newest round."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +141,13 @@ class Spell:
     kind: str
     since_s: float
     restarted_s: float | None = None
-    """When its agent was told to restart its processes."""
+    """The time at which its agent was told to restart its processes."""
 
 
 @dataclass(frozen=True)
 class Setback:
-    """A worker did not enter or not form a generation `count` times in a row, first at `since_s`: it is not planned in before
-    `until_s`, which was `bar_s` ahead when it was set."""
+    """The setbacks of a worker that did not enter or not form a generation `count` times in a row, first at `since_s`. No
+    generation names it before `until_s`. That was `bar_s` ahead when it was set."""
 
     count: int
     since_s: float
@@ -159,13 +162,13 @@ class PodEnds:
     by_slot: Mapping[int, tuple[float, ...]]
     """When they ended, seconds since the epoch, oldest first; of each slot the last ones."""
     last: str
-    """Which pod ended last, and how."""
+    """A sentence on the pod that ended last."""
     last_pod: str = ""
     """The name of that pod."""
     rounds: int = 0
-    """How often more pods have ended than the job can do without."""
+    """Number of times that more pods have ended than the job can do without."""
     base: tuple[int, int] | None = None
-    """How far the job was in the first of these rounds, at its lowest; None: that is not known."""
+    """The job's least progress in the first of these rounds; None: not known."""
     low: tuple[int, int] | None = None
     """The same since the last round ended."""
 
@@ -177,16 +180,16 @@ class IgnoredRow:
     count: int
     at: float
     words: str
-    """Who ended last, how, and by which rule that counts nothing."""
+    """A sentence on the worker that ended last, and on the rule that counts nothing."""
 
 
 class Urgency(IntEnum):
-    """How long the write of a status may wait."""
+    """The time that the write of a status may wait."""
 
     LATER = 0
     """Only progress has changed: until settings.progress_write_s after the last write."""
     STARTING = 1
-    """What people count, of a job that starts: until it has differed for so long as plan/report/urgency.py says."""
+    """A number that people count changed in a job that starts. The write waits as long as plan/report/urgency.py says."""
     SOON = 2
     """Something that people count, or the words of a condition: the same, for a shorter time."""
     NOW = 3
@@ -194,10 +197,10 @@ class Urgency(IntEnum):
 
 
 class Counted(NamedTuple):
-    """Which ends of one pod have been counted."""
+    """The ends of one pod that have been counted."""
 
     exits: int = 0
-    """How many exits of its processes, as its session numbers them."""
+    """Number of exits of its processes, as its session counts them."""
     container_restarts: int = 0
     init_failures: int = 0
     boot_id: str = ""
@@ -209,26 +212,26 @@ class Counted(NamedTuple):
 
 
 class WorkerMemory(NamedTuple):
-    """What is remembered of one pod, for as long as the API has it."""
+    """The memory of one pod. It lasts for as long as the API has the pod."""
 
     counted: Counted | None = None
     """None: the pod is new."""
     peer: tuple[int, str] | None = None
     """The generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
     spell: Spell | None = None
-    """How it is late."""
+    """Its lateness; None: it is not late."""
     setback: Setback | None = None
-    """How it kept generations from forming."""
+    """Its setbacks; None: it kept no generation from forming."""
     cannot_read: bool = False
     """It could not read the checkpoint that must be, since the last adoption."""
     unplaced_s: float | None = None
-    """Since when it has been unschedulable (monotonic)."""
+    """The time since which it has been unschedulable (monotonic)."""
     is_noticed: bool = False
     """An event has said that it is asked to leave by a notice."""
 
 
 class SlotMemory(NamedTuple):
-    """What is remembered of one slot, whatever its pods are."""
+    """The memory of one slot, whatever its pods are."""
 
     failed: PodRow | None = None
     """Pods in a row that failed before they ran."""
@@ -250,20 +253,20 @@ class Issued:
     """None: this operator has issued none."""
     announced_at_s: float | None = None
     persist_ms: float | None = None
-    """How long it took to write the generation to the status."""
+    """Milliseconds that it took to write the generation to the status."""
     launches: bool = False
-    """See Current."""
+    """True if it was announced to workers without processes, as in Current."""
     attempts: int = 0
     """Generations in a row that this operator announced and not all members adopted."""
     without_commit: int = 0
     """Generations in a row before this one that broke before a step was committed, with all their processes alive."""
     tried: frozenset[str] | None = None
-    """What the verdict on its set depends on (plan/generation/retry.py, names_of)."""
+    """The names on which the verdict on its set depends (plan/generation/retry.py, names_of)."""
 
 
 @dataclass(frozen=True)
 class ScriptMemory:
-    """What is remembered of a job whose script does not use the library."""
+    """The memory of a job whose script does not use the library."""
 
     steady_size: int = 0
     """Workers of the last generation that ran for a while (script_hints.py); 0: none has."""
@@ -275,14 +278,16 @@ class ScriptMemory:
 
 @dataclass(frozen=True)
 class JobMemory:
-    """What the controller remembers of a job between two plans; lost with the operator, and safe to lose. plan/remember.py makes
-    the next one from what the stages have found, and forgets what is gone."""
+    """The memory of a job between two plans. It is lost with the operator, and safe to lose.
+
+    plan/remember.py makes it from the results of the stages, and forgets pods and slots that are gone.
+    """
 
     workers: Mapping[str, WorkerMemory] = field(default_factory=dict)
-    """By pod UID."""
+    """Memories of pods, by pod UID."""
     slots: Mapping[int, SlotMemory] = field(default_factory=dict)
     roles: Mapping[PodPlace, PodRow] = field(default_factory=dict)
-    """By place of a role: pods in a row that failed."""
+    """Maps places of roles to the pods in a row that failed there."""
     issued: Issued = Issued()
     script: ScriptMemory = ScriptMemory()
     has_looked: bool = False
@@ -290,34 +295,34 @@ class JobMemory:
     links: frozenset[frozenset[str]] = frozenset()
     """Pairs of pod UIDs that could not reach each other (plan/generation/links.py), until both train in one group."""
     losses: Mapping[str, float] = field(default_factory=dict)
-    """By member of the newest generation: since when it is lost (monotonic), see plan/facts/losses.py."""
+    """Maps lost members of the newest generation to the time since which they are lost (monotonic; plan/facts/losses.py)."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
     crash: Crash | None = None
     """The crash that came last, while no step has been committed since."""
     ignored: IgnoredRow | None = None
-    """What recovery.onExit ignores again and again."""
+    """Failures that recovery.onExit ignores again and again."""
     pod_ends: PodEnds | None = None
     """Pods that end again and again; None: there are none since the job last got further."""
     written_s: float | None = None
     """When the plan was made whose status was written last, or a little later where the write has taken long (monotonic)."""
     differs_since_s: Mapping[Urgency, float] = field(default_factory=dict)
-    """By urgency, STARTING and SOON: since when the planned status has differed from the stored one in what is at least so
-    urgent (monotonic)."""
+    """Maps an urgency, STARTING or SOON, to a monotonic time. Since then the planned status has differed from the stored one in
+    something that is at least so urgent."""
 
     @property
     def peers(self) -> dict[str, tuple[int, str]]:
-        """By pod UID."""
+        """Peers that were lost, by pod UID."""
         return {uid: worker.peer for uid, worker in self.workers.items() if worker.peer is not None}
 
     @property
     def spells(self) -> dict[str, Spell]:
-        """By pod UID: who is late."""
+        """Late workers, by pod UID."""
         return {uid: worker.spell for uid, worker in self.workers.items() if worker.spell is not None}
 
     @property
     def setbacks(self) -> dict[str, Setback]:
-        """By pod UID: who kept generations from forming."""
+        """Workers that kept generations from forming, by pod UID."""
         return {uid: worker.setback for uid, worker in self.workers.items() if worker.setback is not None}
 
     @property
@@ -327,7 +332,7 @@ class JobMemory:
 
     @property
     def unplaced(self) -> dict[str, float]:
-        """By pod UID: since when it has been unschedulable."""
+        """Times since which pods have been unschedulable, by pod UID."""
         return {uid: worker.unplaced_s for uid, worker in self.workers.items() if worker.unplaced_s is not None}
 
     @property
@@ -337,17 +342,17 @@ class JobMemory:
 
     @property
     def failed(self) -> dict[int, PodRow]:
-        """By slot: pods in a row that failed before they ran."""
+        """Pods in a row that failed before they ran, by slot."""
         return {number: slot.failed for number, slot in self.slots.items() if slot.failed is not None}
 
     @property
     def disrupted(self) -> dict[int, PodRow]:
-        """By slot: pods in a row that were evicted or preempted."""
+        """Pods in a row that were evicted or preempted, by slot."""
         return {number: slot.disrupted for number, slot in self.slots.items() if slot.disrupted is not None}
 
     @property
     def given_back(self) -> dict[int, PodRow]:
-        """By slot: pods in a row that found no node."""
+        """Pods in a row that found no node, by slot."""
         return {number: slot.given_back for number, slot in self.slots.items() if slot.given_back is not None}
 
 
@@ -369,7 +374,7 @@ class ProgressDue:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What to do now, in this order: write the status (if it changed), tell, then create and delete pods."""
+    """The actions of a plan, in this order: write the status (if it changed), tell, then create and delete pods."""
 
     status: dict[str, Any]
     urgency: Urgency
@@ -382,8 +387,8 @@ class JobPlan:
     delete: tuple[Pod, ...] = ()
     notes: tuple[EventNote, ...] = ()
     due_s: float | None = None
-    """When the job is planned again although nothing happens (monotonic); None: only an event helps. Progress that does not come
-    is `progress_due`."""
+    """The time at which the job is planned again although nothing happens (monotonic); None: only an event helps. `progress_due` is
+    separate."""
     progress_due: ProgressDue | None = None
     announced: bool = False
     expired: bool = False

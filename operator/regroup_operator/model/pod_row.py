@@ -13,8 +13,8 @@ MAX_DOUBLINGS = 10
 
 @dataclass(frozen=True)
 class Pauses:
-    """How long a place stays empty after failures in a row: `first_s`, then twice as long each time, at most `last_s`. The first
-    `free` failures cost no pause."""
+    """The pauses for which a place stays empty after failures in a row: `first_s`, then twice as long each time, at most `last_s`.
+    The first `free` failures cost no pause."""
 
     first_s: float
     last_s: float

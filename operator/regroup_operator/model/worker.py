@@ -89,8 +89,8 @@ class Worker:
 
     @property
     def has_yet_to_call(self) -> bool:
-        """True for a member that has not opened a stream since the operator's start: it is on its way, and how it stood
-        before still holds."""
+        """True for a member that has not opened a stream since the operator's start. It is on its way, and still stands as it did
+        before."""
         return (
             self.standing == Standing.SILENT
             and (self.session is None or self.session.closed_at_s is None)
@@ -112,7 +112,7 @@ class Worker:
 
     @property
     def notice(self) -> str:
-        """Why it is asked to leave where only a notice does that so far; else empty."""
+        """The notice for which it is asked to leave; empty if there is none, or if its end has begun."""
         return "" if self.pod is None or self.is_ending else self.pod.notice
 
     @property
@@ -183,14 +183,14 @@ class Current:
     """Announced to workers without processes: each starts its processes for this generation, which takes as long as
     the script's imports. Otherwise the members were attached when it was announced."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """By pod UID: that of the document. Empty where the document is not known."""
+    """Incarnations in the document, by pod UID; empty if this operator does not have the document."""
     suspended: bool = False
     """The job was suspended in it: none of its pods is left, and what comes next is a start, no recovery."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many workers the job wants and needs."""
+    """The number of workers that the job wants and needs."""
 
     replicas: int
     minimum: int
@@ -205,17 +205,17 @@ class Bounds:
 
     @property
     def slots(self) -> int:
-        """How many slots have workers. Any `replicas` of them may train."""
+        """Number of slots that have workers. Any `replicas` of them may train."""
         return self.replicas + self.spares
 
     @property
     def groups(self) -> int:
-        """How many groups the job wants."""
+        """Number of groups that the job wants."""
         return self.replicas // self.per_group
 
     @property
     def min_groups(self) -> int:
-        """How many groups it needs."""
+        """Number of groups that the job needs."""
         return self.minimum // self.per_group
 
 
@@ -269,9 +269,9 @@ class Announce:
     culprit: str = ""
     detected_at_s: float = 0.0
     detect_s: float | None = None
-    """How long the cause had been there by then; None: that is not known, or what its fault report says."""
+    """Seconds for which the cause had been there by then. None: not known, or the fault report says it."""
     set_back: frozenset[MemberId] = frozenset()
-    """Who kept the generation before from forming."""
+    """Members that kept the generation before from forming."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Say what each connected agent has to be told: tier, newest generation, stop, `progress?`, ping. Pure.
+"""Choose the commands for each connected agent: tier, newest generation, stop, `progress?`, ping. Pure.
 
-Derived from what the agent was told on its open stream and has heard, so that a lost stream is made good by the next one.
-The controller sends after the status is written (rules PERSIST, RELEASE).
+The commands follow from what the agent was told on its open stream and has heard. So the next stream makes a lost one good. The
+controller sends them after the status is written (rules PERSIST, RELEASE).
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ ASK_EVERY_S = 1.0
 ASKED_PER_S = 50.0
 """... and in a large job less often: an evaluation between two steps stalls progress, too."""
 LATE_ASKED_EVERY_S = SILENT_S / 2
-"""Who reports seldom is asked for progress this often while observers do not hear a member: twice before it could count as lost."""
+"""An agent that reports seldom is asked for progress this often while observers do not hear a member. So it is asked twice before
+that member could count as lost."""
 
 
 @dataclass(frozen=True)
 class End:
-    """What the end of the steps means for the agents, by pod UID (rule END)."""
+    """The commands at the end of the steps (rule END)."""
 
     finish: Mapping[str, Finish]
-    """Who is told to leave its loop, or not to begin it."""
+    """Maps the pod UIDs of agents whose script leaves its loop, or does not begin it, to the command."""
     stops: frozenset[str]
-    """Whose scripts have returned 0 by the stored status: they may exit."""
+    """Pod UIDs of workers whose scripts have returned 0 by the stored status. Their agents may exit."""
 
 
 def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoint: CheckpointRef | None) -> End:
@@ -78,7 +79,7 @@ def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoi
 
 @dataclass(frozen=True, kw_only=True)
 class Briefing:
-    """What is true of a job, for its agents to hear."""
+    """The facts of a job that its agents hear of."""
 
     workers: Sequence[Worker]
     tier: str | None
@@ -93,9 +94,9 @@ class Briefing:
     ask: frozenset[str] = frozenset()
     """The pod UIDs of those who must answer before a generation names them."""
     suspected: Mapping[str, float] = field(default_factory=dict)
-    """By pod UID: since when an observer has heard nothing."""
+    """Maps pod UIDs to the time since which an observer has heard nothing."""
     end: End | None = None
-    """Of the steps, once it is in the status."""
+    """The end of the steps, once it is in the status."""
 
     @cached_property
     def _assignment(self) -> _Assignment | None:
@@ -103,8 +104,8 @@ class Briefing:
 
     @cached_property
     def _is_withheld(self) -> bool:
-        """Those that train are not told of a planned generation yet, because one that joins has not arrived at its store (rule
-        JOIN): they would leave their group and stand still until it does."""
+        """True while a worker that joins a planned generation has not arrived at its store (rule JOIN). Members that train are not
+        told of the generation yet: they would leave their group and stand still until then."""
         document = self.document
         if document is None or self.tier != "Session" or document.kind != PLANNED:
             return False
@@ -114,9 +115,12 @@ class Briefing:
 
     @cached_property
     def _speak_by(self) -> dict[str, float]:
-        """By pod UID: since when a worker must have spoken, or it is asked. A suspected worker must have spoken lately, again and
-        again, and the others on its node since the suspicion. So it is known who is there when the next generation is decided
-        (adr/0017). In a small job that holds for all workers, which costs less than to wait for their answers then."""
+        """Maps pod UIDs to the time since which the worker must have spoken; otherwise it is asked.
+
+        A suspected worker must have spoken lately, again and again. The others on its node must have spoken since the suspicion. So
+        it is known which workers are there when the next generation is decided (adr/0017). In a small job that holds for all
+        workers, which costs less than to wait for their answers then.
+        """
         suspected = self.suspected
         if not suspected:
             return {}
@@ -132,9 +136,11 @@ class Briefing:
 
     @cached_property
     def _late(self) -> frozenset[str]:
-        """The pod UIDs of two members that are asked how far they are while others are `suspected`, and have neither been asked nor
-        said so lately. Where members report seldom, only that shows whether the group commits steps, which proves that a worker
-        lives although its observers do not hear it."""
+        """The pod UIDs of two members that are asked for their progress while others are `suspected`.
+
+        Only members that report seldom, and have neither been asked nor reported lately, are in it. Their answer shows whether the
+        group commits steps. That proves that a worker lives although its observers do not hear it.
+        """
         if not self.suspected:
             return frozenset()
         lately_s = self.now_s - LATE_ASKED_EVERY_S
@@ -217,7 +223,7 @@ def _every_s(workers: Sequence[Worker]) -> float:
 
 
 def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
-    """Yield the commands for pods that are asked to leave and whose job is deleted: nobody will take their place, so they do not
+    """Yield the commands for pods that are asked to leave and whose job is deleted. No worker will take their place, so they do not
     train on until their grace period is over."""
     for pod, session in leaving:
         if session.connected and not session.told_stop:
@@ -225,8 +231,8 @@ def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
 
 
 def script_due_s(session: Session) -> float:
-    """Return when the agent of a script that runs is asked next if nothing calls for it before, or, where it has not answered
-    yet, when it counts as silent."""
+    """Return when the agent of a running script is asked next if nothing calls for it before. If it has not answered yet, return
+    when it counts as silent."""
     if session.unanswered_since_s is not None:
         return session.unanswered_since_s + SCRIPT_ANSWER_S
     return session.heard_at_s + SCRIPT_ASK_EVERY_S

@@ -1,7 +1,7 @@
 """Make the memory of a job from what the stages of a plan have found. Pure.
 
-The stages read the memory of the plan before and change nothing in it. All that is remembered of pods and slots is put together
-here, and what belongs to pods and slots that are gone is forgotten here and nowhere else.
+The stages read the memory of the plan before and change nothing in it. This module puts the memory of pods and slots together. It
+is also the only place that forgets pods and slots that are gone.
 """
 
 from __future__ import annotations

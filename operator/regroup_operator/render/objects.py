@@ -1,4 +1,4 @@
-"""What a job has once, whatever its size: the headless Service and the ConfigMap with the CA bundle."""
+"""The objects that a job has once, whatever its size: the headless Service and the ConfigMap with the CA bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker should run: apart from its fellows, and not on a node that the plan avoids. Both are preferences."""
+"""Placement of a worker: apart from the others, and not on a node that the plan avoids. Both are preferences."""
 
 from __future__ import annotations
 

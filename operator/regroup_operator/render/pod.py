@@ -29,10 +29,10 @@ from regroup_operator.render.objects import app_labels, metadata, resolve_names
 from regroup_operator.render.placement import avoid, spread
 
 AGENT_IN_IMAGE = "/regroup/agent.pyz"
-"""Where the operator's image holds the agent."""
+"""Path of the agent in the operator's image."""
 AGENT_DIR = "/regroup/bin"
 AGENT_USER = 65532
-"""As the operator's image has it (Dockerfile)."""
+"""The user of the operator's image (Dockerfile)."""
 STATE_DIR = "/regroup/state"
 SNAPSHOT_DIR = "/regroup/snapshot"
 IDENTITY_DIR = "/var/run/secrets/regroup"
@@ -42,7 +42,7 @@ TOKEN_SECONDS = 3600
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """What the pods need to know of the operator."""
+    """Settings of the operator that pods depend on."""
 
     operator_url: str
     """https://regroup.<operator namespace>.svc:8443"""

@@ -1,7 +1,7 @@
-"""See whether the newest generation has been adopted: status.membership.startStep and adopted, status.lineage. Pure.
+"""Decide whether the newest generation has been adopted: status.membership.startStep and adopted, status.lineage. Pure.
 
-With the first `adopted` startStep and lineage are written (rule MAD), and which checkpoint of an earlier job this one
-has begun with (adr/0071); with the last, the older generations are forgotten.
+The first `adopted` report sets startStep and lineage (rule MAD). It also says with which checkpoint of an earlier job this job has
+begun (adr/0071). The last report ends the list of older generations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Adoption:
     current: Current | None
     status: Mapping[str, Any] = field(default_factory=dict)
     completed: bool = False
-    """By now, and not before, all members have adopted it."""
+    """True if all members have adopted it now, and had not at the plan before."""
     notes: tuple[EventNote, ...] = ()
 
 
@@ -78,8 +78,8 @@ def _rolled_back(status: Mapping[str, Any], number: int, start: int, sessions: I
 
 
 def _has_adopted(worker: Worker, generation: int) -> bool:
-    """Whether all processes of a member have adopted. Its agent's file names what *one* of them has (rule MAD): as long as
-    the worker forms, another one has not, and may hang."""
+    """Return whether all processes of a member have adopted. The agent's file names what *one* of them has (rule MAD). As long as
+    the worker forms, another process has not adopted, and may hang."""
     condition = worker.session.condition if worker.session else None
     if condition is None or condition.adopted < generation:
         return False

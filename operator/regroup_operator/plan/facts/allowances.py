@@ -1,7 +1,6 @@
-"""How long a worker's processes may take for what is longer than a step: the first one, a checkpoint, a pause; and to enter a
-generation. Pure.
+"""Return the seconds that a worker's processes may take for what is longer than a step, and to enter a generation. Pure.
 
-No policy: hangs.py, lateness.py and trouble.py read it.
+A first step, a checkpoint and a pause are longer than a step. This is no policy: hangs.py, lateness.py and trouble.py read it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from regroup.protocol.state import Busy
 from regroup_operator.model.records import Session, Settings
 
 ENTER_STEPS = 3
-"""Who trains in the generation before may be in the middle of a long step: so many of the job's steps are waited."""
+"""A member of the generation before may be in the middle of a long step. The operator waits for so many of the job's steps."""
 
 
 def allowances(session: Session, settings: Settings, least_s: float = 0.0) -> list[tuple[float, float]]:

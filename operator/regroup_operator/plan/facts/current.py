@@ -114,8 +114,11 @@ def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
 
 
 def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: float) -> str | None:
-    """Return Session once a process has said that it uses the library; Script when all members run without it: they have
-    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. None while that is open."""
+    """Return the tier of the script, or None while it is open.
+
+    The tier is Session once a process has said that it uses the library. It is Script when all members run without it: they have
+    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S.
+    """
     tier: str | None = status.get("tier")
     if tier == "Session" or any(s.condition.session for s in sessions):
         return "Session"

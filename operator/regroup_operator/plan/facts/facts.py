@@ -1,4 +1,4 @@
-"""What every stage of the plan reads: the newest generation, how each worker stands in it, its progress. Pure."""
+"""The facts that every stage of the plan reads: the newest generation, the standing of each worker, the progress. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCRIPT_LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a plan is a function of."""
+    """The arguments of a plan."""
 
     job: Job
     obs: Observation
@@ -45,9 +45,10 @@ class Inputs:
     endpoint: str
     agent_image: str
     logs: str
-    """How a worker's log is read."""
+    """The sentence that says how a worker's log is read."""
     refusal: Verdict | None = None
-    """What keeps the job from running as it is written: a verdict on its template, or what cannot be made."""
+    """The obstacle that keeps the job from running as it is written: a verdict on its template, or something that cannot be made.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ class Facts:
     changed: Mapping[str, Any]
     peers: Peers
     losses: Mapping[str, float]
-    """By member of the newest generation: since when it is lost (monotonic)."""
+    """Maps each lost member of the newest generation to the time since which it is lost (monotonic)."""
     tier: str | None
     processes: int
-    """Of each worker."""
+    """Number of processes of each worker."""
     released: frozenset[str]
     """Pod UIDs, with those of `outdated`."""
     outdated: tuple[str, ...]
@@ -71,26 +72,26 @@ class Facts:
     workers: tuple[Worker, ...]
     newest: Reported | None
     silences: Silences
-    """What members that observe each other have not heard."""
+    """Members of which their observers hear nothing."""
     size: Size
-    """How many workers the job has now: spec.replicas, or fewer while a growth waits."""
+    """Number of workers that the job has now: spec.replicas, or fewer while a growth waits."""
     finished: Finished | None
     """The end of the steps, as the status has it; None: there are steps to train."""
 
     @property
     def memory(self) -> JobMemory:
-        """What the plan before has left."""
+        """The memory that the plan before has left."""
         return self.inputs.memory
 
     @property
     def awaited(self) -> dict[str, int]:
-        """By role that is required for completion, how many of its pods have not succeeded."""
+        """Maps each role that is required for completion to the number of its pods that have not succeeded."""
         job, roles = self.inputs.job, self.inputs.obs.roles
         return awaited(job, succeeded(job, roles, self.status.get("roles", ())))
 
     @property
     def slots(self) -> int:
-        """How many slots have pods: spares, too."""
+        """Number of slots that have pods, those of spares included."""
         return self.size.replicas + self.inputs.job.spec.recovery.spares
 
     @property
@@ -100,7 +101,8 @@ class Facts:
 
     @property
     def known_slots(self) -> int:
-        """How many slots may have pods: while scripts come to their end those of all members, whatever spec.replicas says now."""
+        """Number of slots that may have pods. While scripts come to their end, all members have one, whatever spec.replicas says
+        now."""
         members = self.finished.members if self.finished is not None else ()
         return max(self.slots, *(member.slot + 1 for member in members), 0)
 
@@ -114,8 +116,11 @@ class Facts:
 
     @cached_property
     def telling_pods(self) -> tuple[Pod, ...]:
-        """The workers' pods whose failures count. One that was made from an earlier template, before the first generation, stays
-        for its log, and says nothing of the template that there is now."""
+        """The workers' pods whose failures count.
+
+        A pod that was made from an earlier template, before the first generation, stays for its log. It says nothing of the
+        template that there is now.
+        """
         pods = self.inputs.obs.pods
         if self.current is not None:
             return pods
@@ -124,7 +129,8 @@ class Facts:
 
     @property
     def ends_alone(self) -> bool:
-        """Whether one member can run its end again without the others: its rank and the state of the last step are all it needs."""
+        """True if one member can run its end again without the others. Its rank and the state of the last step are then all it
+        needs."""
         return self.tier != "Script" and self.per_group == 1
 
     @property
@@ -173,9 +179,12 @@ class Facts:
 
     @property
     def step_s(self) -> float:
-        """Duration of a step by the newest reports, 0 before the first one. All ranks step together, so that half of them may be
-        wrong: the time between two reports may hold the minutes in which an agent was stopped. Before the second report in an
-        operator's term, which may take as long as a step does, it is what the processes have measured."""
+        """Duration of a step by the newest reports; 0 before the first one.
+
+        All ranks step together, so half of the reports may be wrong. The time between two reports may hold minutes in which an
+        agent was stopped. Before the second report in an operator's term the processes' own measurement counts, because that report
+        may take as long as a step does.
+        """
         sessions = self.inputs.obs.sessions.values()
         known = [s.step_s for s in sessions if s.step_s is not None]
         if not known:
@@ -185,7 +194,7 @@ class Facts:
 
     @property
     def stalled(self) -> bool:
-        """Whether steps are overdue in a generation that trains."""
+        """True if steps are overdue in a generation that trains."""
         current = self.current
         if current is None or not current.adopted or self.tier != "Session":
             return False
@@ -194,7 +203,7 @@ class Facts:
 
     @property
     def asks(self) -> bool:
-        """Whether agents are asked if they are there: steps are overdue, or an adoption is."""
+        """True if agents are asked whether they are there, because steps or an adoption are overdue."""
         current = self.current
         if self.stalled or current is None or current.adopted:
             return self.stalled
@@ -214,7 +223,7 @@ class Facts:
 
     @property
     def progress_due(self) -> ProgressDue | None:
-        """When steps are overdue if no more progress is reported."""
+        """The time at which steps are overdue if no more progress is reported."""
         if self.newest is None or self.current is None or self.newest.stalls_at_s <= self.inputs.clock.now_s:
             return None
         return ProgressDue(self.newest.stalls_at_s, counted_generations(self.current))

@@ -1,4 +1,4 @@
-"""What the status says of the end of a job's steps: status.finished (rule END). Pure."""
+"""Read and write the end of a job's steps in the status: status.finished (rule END). Pure."""
 
 from __future__ import annotations
 
@@ -66,11 +66,13 @@ class TakenBack:
 
 
 def read_taken_back(status: Mapping[str, Any], current: Current | None, start_step: int | None) -> TakenBack | None:
-    """Return the end that counts for the deadline where no member is at its end now: that of the status, which is then taken back,
-    or one that was taken back before; None: there is none. `start_step`: the step that the newest generation, `current`, continued
-    from; None: that is not known yet.
+    """Return the end that counts for the deadline if no member is at its end now; None: there is none.
 
-    A script without the library tells of no steps. Each newer generation runs it from its beginning."""
+    It is the end that the status has, which is then taken back, or one that was taken back before. `start_step` is the step from
+    which the newest generation, `current`, continued (None: not known yet).
+
+    A script without the library tells of no steps. Each newer generation runs it from its beginning.
+    """
     stored, known = read_finished(status), status.get("endTakenBack")
     if stored is not None:
         return TakenBack(stored.generation, stored.step, stored.at)

@@ -60,11 +60,13 @@ def choose(ranked: Iterable[Worker], wanted: int, before: Sequence[MemberId], pe
 
 
 def put_together(ranked: Sequence[Sequence[Worker]], before: Sequence[MemberId], per_group: int) -> tuple[Worker, ...]:
-    """Return the members of a generation, group after group, inside a group by position. `ranked`: for each position the
-    workers to take, best first; as many of each are taken as there are of the scarcest. `before` as in `unbroken`.
+    """Return the members of a generation, group after group, inside a group by position.
 
-    As few members as possible change their group: the parts of former groups with the most members stay what they are, and
-    the others fill their gaps. Members do so first: they hold a state.
+    `ranked` has the workers to take for each position, best first. Each position gets as many as the scarcest one has. `before` is
+    the same as in `unbroken`.
+
+    As few members as possible change their group. The parts of former groups with the most members stay as they are, and the others
+    fill their gaps. Members fill them first, because they hold a state.
     """
     most = min(map(len, ranked))
     if per_group == 1:

@@ -1,8 +1,10 @@
-"""Since when members of the newest generation are lost: an outage is dated by its begin, however long it lasts. Pure.
+"""Date the losses of members of the newest generation: an outage begins with its first loss, however long it lasts. Pure.
 
-While too few workers are there, the job waits, and the plans of that time know less and less of who was lost: its session goes with
-its pod. What the first of them saw is kept. A new operator has seen no begin: the group has stood still since its last commit,
-which its members report again and the status tells.
+While too few workers are there, the job waits. The session of a lost member goes with its pod, so later plans know less of it. The
+operator therefore keeps what the first plan saw.
+
+A new operator has seen no begin. For it the group has stood still since its last commit, which members report again and the status
+tells.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Members of a generation observe each other from other nodes: who observes whom, and what the observers' words come to. Pure.
+"""Choose which members observe each other, and judge what the observers say. Pure.
 
-A node that loses its power says nothing. Two observers on different nodes that both have heard nothing of a member for SILENT_S,
-and no word of its own to the operator, prove as much as `disconnectSeconds` of silence do, and sooner (adr/0057). What one
-observer says proves nothing: its own network may be at fault.
+A node that loses its power says nothing. Two observers on different nodes may both hear nothing of a member for SILENT_S, while it
+says nothing to the operator either. That proves as much as `disconnectSeconds` of silence, and sooner (adr/0057). One observer
+proves nothing: its own network may be at fault.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ MAX_OBSERVED = 16
 
 
 def who_observes(members: Iterable[Worker]) -> dict[str, tuple[Observed, ...]]:
-    """Return what each member observes, by pod UID. The nodes are in a ring, and the members of a node are observed from the
-    next OBSERVERS nodes: everybody observes about as many as observe it, whatever the size of the job. Nobody is observed
-    from its own node, or where its node, address or port is not known."""
+    """Return the members that each member observes, by pod UID.
+
+    The nodes are in a ring, and the next OBSERVERS nodes observe the members of a node. So each member observes about as many as
+    observe it, whatever the size of the job. No member is observed from its own node, or if its node, address or port is not known.
+    """
     nodes: dict[str, list[tuple[str, Observed]]] = {}
     for worker in members:
         pod, session = worker.pod, worker.session
@@ -45,7 +47,7 @@ def who_observes(members: Iterable[Worker]) -> dict[str, tuple[Observed, ...]]:
 
 @dataclass(frozen=True)
 class Silences:
-    """What observers have not heard. By pod UID; monotonic seconds."""
+    """Silences that observers have reported, by pod UID, in monotonic seconds."""
 
     suspected: Mapping[str, float] = field(default_factory=dict)
     """Since when an observer has heard nothing of it, the first one where there are two."""
@@ -91,8 +93,11 @@ def see_silences(pods: Iterable[Pod], sessions: Mapping[str, Session], members: 
 
 
 def is_lost(session: Session, unheard_since_s: float, progress_s: float | None, now_s: float) -> float | None:
-    """Return since when a member of `Silences.proven` counts as silent if it is lost; None: it may still speak. Its own word to the
-    operator and progress of its group are signs of life, so it must have been asked, or its stream be closed."""
+    """Return the begin of the silence of a lost member of `Silences.proven`; None: it may still speak.
+
+    Its own word to the operator and progress of its group are signs of life. So the operator must have asked it, or its stream must
+    be closed.
+    """
     asked_s = session.unanswered_since_s
     if session.connected and (asked_s is None or now_s < asked_s + ANSWER_S):
         return None

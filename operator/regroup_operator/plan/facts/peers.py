@@ -12,7 +12,7 @@ from regroup.protocol.document import Document
 from regroup_operator.model.records import Session
 
 Peers = Mapping[str, tuple[int, str]]
-"""By pod UID: the generation in which it lost a peer, and the peer's pod UID."""
+"""Maps a pod UID to the generation in which the pod lost a peer, and to the peer's pod UID."""
 
 
 def with_peers(

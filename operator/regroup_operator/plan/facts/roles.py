@@ -1,4 +1,4 @@
-"""Which pods of roles have succeeded, and for which ones a job that has trained still waits. Pure.
+"""Count the pods of roles that have succeeded, and those for which a trained job still waits. Pure.
 
 docs/design/adr/0053-roles.md, docs/design/adr/0058-roles-that-the-job-waits-for.md
 """
@@ -28,8 +28,10 @@ def succeeded(job: Job, pods: Iterable[Pod], known: Iterable[Mapping[str, Any]])
 
 
 def awaited(job: Job, done: Mapping[str, frozenset[int]]) -> dict[str, int]:
-    """Return by role how many pods still have to succeed before the job is Complete; only roles that it waits for, 0 for those that
-    are done. `done`: of `succeeded`."""
+    """Return by role how many pods still have to succeed before the job is Complete.
+
+    Only roles for which the job waits are in it, those that are done with 0. `done` comes from `succeeded`.
+    """
     return {
         role.name: role.replicas - len(done.get(role.name, ()))
         for role in job.spec.roles

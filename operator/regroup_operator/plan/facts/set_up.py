@@ -12,8 +12,10 @@ SET_UP_S = 60.0
 
 
 def not_set_up(pod: Pod, now_s: float) -> str:
-    """Return what is said of a pod whose kubelet has not set it up in time, with the command that shows why; empty: it has, or has
-    time left. The pod's name is not in front of it."""
+    """Return a sentence on a pod that its kubelet has not set up in time, with the command that shows why.
+
+    The sentence is empty if the pod is set up or has time left. It does not begin with the pod's name.
+    """
     due_s = set_up_due_s(pod)
     if due_s is None or now_s < due_s:
         return ""

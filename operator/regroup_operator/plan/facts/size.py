@@ -1,9 +1,9 @@
-"""How many workers the job has now. Pure.
+"""Decide how many workers the job has now. Pure.
 
-`spec.elasticPolicy.growthCooldownSeconds`: after a change of `spec.replicas` has taken effect the job does not grow for so long.
-An autoscaler reads noisy numbers, and each growth interrupts training for a moment. Held back are the pods, not the members, so
-that no GPU waits for the end of the time. A replacement is no growth: it takes a slot that the job had already.
-docs/design/adr/0055-size-of-an-elastic-job.md
+`spec.elasticPolicy.growthCooldownSeconds` counts from the last change of `spec.replicas` that took effect. The job does not grow
+before it is over. An autoscaler reads noisy numbers, and each growth interrupts training for a moment. The operator holds back
+pods, not members, so that no GPU waits for the end of the time. A replacement is no growth: it takes a slot that the job had
+already. docs/design/adr/0055-size-of-an-elastic-job.md
 """
 
 from __future__ import annotations

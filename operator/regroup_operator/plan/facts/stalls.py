@@ -40,12 +40,12 @@ class Reported:
     step_s: float | None
     """Duration of a step, by the worker that reported; None: it has seen no second report yet."""
     due_s: float | None = None
-    """When its next report is due."""
+    """The time at which its next report is due."""
 
     @property
     def stalls_at_s(self) -> float:
-        """When the group counts as stalled if nothing more is reported: three steps after the next report was due, or at
-        once where the newest commit was older than that when it was told."""
+        """The time at which the group counts as stalled if nothing more is reported. That is three steps after the next report was
+        due. It is at once if the newest commit was older than that when it was reported."""
         if self.step_s is None:
             return self.told_s + FIRST_STALL_S
         overdue_s = max(STALL_SLACK_S, STALL_STEPS * self.step_s)

@@ -46,7 +46,7 @@ _IN_GROUP = {
 
 
 class _Finding(NamedTuple):
-    """How a member stands; the fields are Worker's."""
+    """The standing of a member. The fields are those of Worker."""
 
     standing: str
     since_s: float
@@ -70,9 +70,9 @@ class GroupView:
     disconnect_s: float
     settings: Settings
     setbacks: Mapping[str, Setback] = field(default_factory=dict)
-    """By pod UID: who kept generations from forming."""
+    """Maps pod UIDs to how their workers kept generations from forming."""
     unheard: Mapping[str, float] = field(default_factory=dict)
-    """By pod UID: since when observers have heard nothing of a worker (observers.Silences.proven)."""
+    """Maps pod UIDs to the time since which observers have heard nothing of the worker (observers.Silences.proven)."""
     done: frozenset[MemberId] = frozenset()
     """Members whose script has returned 0, by the status: they are not lost with their pods."""
 
@@ -258,8 +258,11 @@ def _available(pod: Pod, session: Session | None, tier: str | None, current: Cur
 
 
 def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, patience_s: float) -> float | None:
-    """Return until when a worker is waited for to say which state it holds (rule BEST); None: it has said so, or it can
-    hold none. As long as until its pod is given up (lateness.py): the alternative is an older state."""
+    """Return until when the job waits for a worker to say which state it holds (rule BEST).
+
+    None: the worker has said so, or can hold none. The wait ends when its pod is given up (lateness.py), because the alternative is
+    an older state.
+    """
     if session is None:
         return grace_ends_s if pod.phase == "Running" else None
     if session.seal is not None or session.condition.adopted == 0:
@@ -280,8 +283,11 @@ def _has_left(session: Session | None) -> bool:
 
 
 def _why_died(pod: Pod, session: Session, current: Current) -> str:
-    """Return the cause of a member whose processes are new. An agent that was started again has no fault to report: its
-    container ended with everything in it, and the pod says how, perhaps a moment later."""
+    """Return the cause of a member whose processes are new.
+
+    An agent that was started again has no fault to report: its container ended with everything in it. The pod says how, perhaps a
+    moment later.
+    """
     if session.rebooted_at_s is None or session.fault is not None:
         # Only a generation that all have adopted can hang; the operator also has processes killed that keep one from forming.
         if current.adopted and session.hung(current.number):

@@ -19,8 +19,8 @@ from regroup_operator.model.plan import Crash, Failure
 
 ROUNDS = 3
 AFTER_S = 15.0
-"""Three crashes and 15 s: with restart delays of 0, 1, 2, 4, 8 s a script that fails within 14 s of its start ends its job
-within 30 s of the first crash."""
+"""A crash is hopeless after so many rounds, and so many seconds after the first one. Restarts come after 0, 1, 2, 4 and 8 s. So a
+script that fails within 14 s of its start ends its job within 30 s of the first crash."""
 ROUND_S = 0.5
 """Crashes this close together are one: all ranks that fail at the same line."""
 STEADY_S = 38.0

@@ -1,19 +1,19 @@
-"""See which processes, containers and pods have failed since the last plan. Pure; what follows is judged in restarts.py.
+"""Find the processes, containers and pods that have failed since the last plan. Pure; restarts.py judges what follows.
 
-Everything is counted once: what was counted is remembered by pod UID, and only after the status that carries the count
-has been written (the controller forgets a plan that lost its race). What happened to pods before this operator's first look was
-counted by the one before. Exits of processes are reported again by their agents, and the status says which of them were seen
-(status.restarts.exits, adr/0067).
+Each failure counts once. The memory has the counts of each pod, and changes only after the status that carries them has been
+written. (The controller forgets a plan that lost its race.) The operator before has counted what happened to pods before this
+operator's first look. Agents report exits of processes again, and the status says which of them were seen (status.restarts.exits,
+adr/0067).
 
-A node that stops or restarts takes its containers with it, which is no failure of the job: the runtime has not seen how they
-ended (`Pod.end_unseen`), or the node has booted since they were started. So a container that restarts for that counts nothing.
+A node that stops or restarts takes its containers with it, which is no failure of the job. The runtime has then not seen how they
+ended (`Pod.end_unseen`), or the node has booted since they were started. A container that restarts for that counts nothing.
 
-In tier Script, and before the tier is known, the loss of a rank fails the collectives of its peers, and their processes exit, too.
-So no exit counts in a generation that lost a member with its pod, or of which a member is asked to leave: deletions, drains and
-lost nodes are no failures of the job. In tier Script only the first exit of each other generation counts.
+In tier Script, and before the tier is known, the loss of a rank fails the collectives of its peers. Their processes exit, too. So
+no exit counts in a generation that lost a member with its pod, or whose member is asked to leave. Deletions, drains and lost nodes
+are no failures of the job. In tier Script only the first exit of each other generation counts.
 
 Evictions and preemptions are no failures unless a rule of spec.recovery.onExit matches them (on_exit.py). With such rules the
-status says how many ends of each pod have been judged, so that a new operator also sees the ends that no operator saw.
+status says how many ends of each pod have been judged. A new operator then also sees the ends that no operator saw.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NODE_SHUTDOWN = ("Terminated", "NodeShutdown", "Shutdown")
 """Pod.status_reason of a pod whose node is shut down, by the release of its kubelet."""
 NO_ROWS: Mapping[int, PodRow] = MappingProxyType({})
 MAX_LEFT = 32
-"""How many of the generations that lost a pod are remembered: more than the rounds of a crash, since exits of peers may be told
-late."""
+"""Number of generations that are remembered because they lost a pod. It is more than the rounds of a crash, since exits of peers
+may be reported late."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Seen:
 
     failures: tuple[Failure, ...]
     counted: Mapping[str, Counted]
-    """By pod UID: what has been counted by now."""
+    """Maps pod UIDs to the ends that have been counted by now."""
     nodes: FailedNodes
     script: ScriptMemory
     disrupted: tuple[tuple[Pod, Failure], ...] = ()
@@ -60,7 +60,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class FailedNodes:
-    """By slot: where its pods have failed."""
+    """Nodes on which the pods of a slot have failed, by slot."""
 
     last: Mapping[int, str]
     """The node on which its pod failed last."""
@@ -70,10 +70,10 @@ class FailedNodes:
 
 @dataclass(frozen=True)
 class SeenExits:
-    """What status.restarts says of exits of processes."""
+    """Exits of processes that status.restarts names."""
 
     newest: Mapping[str, int] = field(default_factory=dict)
-    """By pod (`exit_key`): the number of the newest exit."""
+    """Maps a pod (`exit_key`) to the number of its newest exit."""
     generation: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
     unnumbered: bool = False
@@ -212,8 +212,11 @@ class _Look:
         )
 
     def failed_nodes(self, pods: Iterable[Pod]) -> FailedNodes:
-        """Return the node of each pod that has failed since the last look, with those of before. A node on which two pods of a slot
-        failed in a row is avoided; of each slot only the last one, because a slot must not run out of nodes."""
+        """Return the node of each pod that has failed since the last look, with those of before.
+
+        A node on which two pods of a slot failed in a row is avoided. Only the last such node of a slot is, because a slot must not
+        run out of nodes.
+        """
         slots = self.memory.slots.items()
         last = {number: slot.failed_on for number, slot in slots if slot.failed_on}
         bad = {number: slot.bad_node for number, slot in slots if slot.bad_node is not None}
@@ -273,8 +276,10 @@ def _is_asked_to_leave(pod: Pod, session: Session | None) -> bool:
 
 
 def _ended_by_itself(pod: Pod, session: Session | None, released: Collection[str]) -> bool:
-    """Return whether the end of a pod that has ended was nobody's wish: neither a deletion, an eviction or preemption through the
-    API, the operator's `stop`, nor the end of its node."""
+    """Return whether a pod ended by itself.
+
+    It did not if it was deleted, evicted or preempted through the API, told to stop by the operator, or if its node ended.
+    """
     if pod.terminating or pod.uid in released or pod.end_unseen or not pod.node_ready:
         return False
     if pod.disruption not in ("", BY_KUBELET) or pod.disrupted == PREEMPTED or pod.status_reason in NODE_SHUTDOWN:
@@ -293,8 +298,11 @@ def _failed_alone(pod: Pod) -> bool:
 
 
 def avoided_nodes(nodes: FailedNodes, now_s: float, window_s: float) -> dict[int, tuple[str, ...]]:
-    """Return by slot the nodes that its next pod should not run on. A node is avoided for `window_s` (as long as failures
-    count) after a pod's last failure there, or a repaired one would never be used again."""
+    """Return by slot the nodes that its next pod should not run on.
+
+    A node is avoided for `window_s` after a pod's last failure there, as long as failures count. Otherwise a repaired node would
+    never be used again.
+    """
     return {slot: (node,) for slot, (node, at_s) in nodes.bad.items() if now_s < at_s + window_s}
 
 
@@ -308,14 +316,15 @@ def count_created(
     members: Iterable[MemberId] = (),
     leaving: Collection[str] = (),
 ) -> tuple[Counter[str], frozenset[MemberId]]:
-    """Return of the pods to create how many replace one that was lost, by what became of that, and were not counted yet. The
-    informer sees a new pod late, so that it is asked for again meanwhile.
+    """Return how many of the pods to create replace a lost one and were not counted yet, by the cause of the loss. Also return the
+    pods that were asked for and are not seen yet.
 
-    A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
-    is no replacement, whatever the number of its pod. Nor is one whose pod hands over: it is there and asked to leave (`leaving`,
-    by UID). `counted`: pods that were asked for before; they are returned with the new ones, until they are seen. An eviction or
-    preemption (`disrupted`: rows of those) counts nowhere, as a drain does not: whether its worker could hand over in its grace is
-    chance.
+    The informer sees a new pod late, so that it is asked for again meanwhile. `counted` has the pods that were asked for before.
+
+    A slot that was scaled away and comes back is no replacement, whatever the number of its pod. Its pods are `released` or gone,
+    and no member of the newest generation has it. A pod that hands over is no loss either: it is there and asked to leave
+    (`leaving`, by UID). Evictions and preemptions count nowhere, as drains do not (`disrupted` has their rows). Whether such a
+    worker could hand over in its grace period is chance.
     """
     create, pods = tuple(create), tuple(pods)
     seen = {pod.id for pod in pods}
@@ -384,8 +393,8 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
 def _counted(
     exited: Sequence[Failure], script: ScriptMemory, obs: Observation, tier: str | None, current: Current | None
 ) -> tuple[Sequence[Failure], ScriptMemory]:
-    """Return the exits of processes that count, by the rules of the tier: in tier Script the first of each generation of which
-    none has counted."""
+    """Return the exits of processes that count, by the rules of the tier. In tier Script only the first exit of a generation
+    counts."""
     if tier == "Session":
         return exited, script
     if left := _left(obs, current):
@@ -401,9 +410,12 @@ def _counted(
 
 
 def _left(obs: Observation, current: Current | None) -> frozenset[int]:
-    """Return the generations that lost a member with its pod or agent: the newest one, if a member's pod is gone, failed or
-    leaves, or its agent stopped; and those that workers were in whose streams have ended. A node without power is known to be
-    lost only seconds after the peers have failed, when there may be a newer generation."""
+    """Return the generations that lost a member with its pod or agent.
+
+    The newest one is among them if a member's pod is gone, failed or leaves, or its agent stopped. So are the generations of
+    workers whose streams have ended. A node without power is known to be lost only seconds after the peers have failed, when there
+    may be a newer generation.
+    """
     if current is None:
         return frozenset()
     there = {pod.id: pod for pod in obs.pods}
@@ -447,8 +459,11 @@ def _of_pod(
 
 
 def excused_generations(sessions: Iterable[Session], left: Iterable[int], tier: str | None) -> frozenset[int]:
-    """Return the generations in which a script's processes exit for want of a peer: a member went with its pod, or a process of
-    theirs is known to have ended by a signal. Without a tier the latter may be the script's own crash."""
+    """Return the generations in which a script's processes exit for want of a peer.
+
+    In them a member went with its pod, or a process is known to have ended by a signal. Without a tier a signal does not count,
+    because it may be the script's own crash.
+    """
     if tier == "Session":
         return frozenset()
     signalled = (e.generation for s in sessions for e in s.exits if e.exit_code < 0) if tier == "Script" else ()

@@ -54,31 +54,31 @@ class FailureRows:
     ignored: IgnoredRow | None
     pod_ends: PodEnds | None
     disrupted: Mapping[int, PodRow]
-    """By slot: pods in a row that were evicted or preempted soon after their start."""
+    """Pods in a row that were evicted or preempted soon after their start, by slot."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """What has failed, and what follows from it."""
+    """The failures since the last plan, and what follows from them."""
 
     seen: Seen
     script: ScriptMemory
     rows: FailureRows
     workers: tuple[Worker, ...]
-    """Those of the facts. A worker whose processes hang stands as hung."""
+    """The workers of the facts. A worker whose processes hang stands as hung."""
     hang: Hang
     processes: Mapping[str, int] = field(default_factory=dict)
-    """How many processes and containers have ended since the last plan, and count, by cause (restart_cause)."""
+    """Number of processes and containers that have ended since the last plan and count, by cause (restart_cause)."""
     recent: Mapping[str, Any] | None = None
     """The fields of status.restarts for those that count against maxRestarts; None: as they were."""
     crash: str = ""
-    """What is said of a crash that repeats; empty: none does."""
+    """The sentence on a crash that repeats; empty: none does."""
     num_without_commit: int = 0
     """Generations in a row that broke before a step was committed, the newest included; 0: the newest did not."""
     verdict: Verdict | None = None
-    """Why the job has to fail."""
+    """The reason for which the job has to fail; None: it has not to."""
     of_roles: Verdict | None = None
-    """Why a role fails the job. Once all scripts have returned 0, no other failure can."""
+    """The verdict on a role that fails the job. Once all scripts have returned 0, no other failure can."""
     ended: tuple[Failure, ...] = ()
     """The processes and containers that have ended since the last plan, whether they count or not."""
     num_ignored: int = 0
@@ -88,11 +88,11 @@ class Failures:
     exits: dict[str, Any] | None = None
     """status.restarts.exits; None: as it was."""
     ignored: str = ""
-    """What is said of failures that are ignored again and again; empty: there are none."""
+    """The sentence on failures that are ignored again and again; empty: there are none."""
     unread: Verdict | None = None
-    """Why the job has to fail although its script may have ended well: it has not read the checkpoint that the spec names."""
+    """The verdict on a script that may have ended well, and has not read the checkpoint that the spec names."""
     due_s: float | None = None
-    """When one of these changes though nothing is reported."""
+    """The time at which one of these changes though nothing is reported."""
 
     @property
     def members(self) -> tuple[Worker, ...]:

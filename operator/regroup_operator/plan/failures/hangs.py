@@ -1,10 +1,11 @@
-"""Say whether a generation that trains hangs, and which of its processes do. Pure; why so: docs/design/adr/0012-hangs.md.
+"""Find out whether a generation that trains hangs, and which of its processes do. Pure. The reasons: docs/design/adr/0012-hangs.md.
 
-The clock runs from the last commit, the adoption or the end of a pause, whichever came last. When it has run out every
-member is asked where its processes are. Ranks in a collective wait for the others: those in none hang, and are killed, so
-that the rest keep the state. If all ranks are in collectives, they get new groups. If no rank waits for another, all would be
-killed, and nobody would be left with the state: that counts as a hang only after ALONE times as long, and even then one process
-is left.
+The clock runs from the last commit, the adoption or the end of a pause, whichever came last. When its time is over, the operator
+asks every member where its processes are.
+
+Ranks in a collective wait for the others. Those in no collective hang and are killed, so that the rest keep the state. If all ranks
+are in collectives, they get new groups. If no rank waits for another, all would be killed, and no process would be left with the
+state. That counts as a hang only after ALONE times as long, and even then one process is left.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Hang:
     """`message` is set once a commit is overdue. At most one of `culprits`, `together` and `failure` says what follows."""
 
     due_s: float | None = None
-    """When to look again if nothing happens."""
+    """The time of the next look if nothing happens."""
     message: str = ""
     ask: tuple[Worker, ...] = ()
     """The workers whose stacks are asked for."""
@@ -81,8 +82,8 @@ def find_hang(
 ) -> Hang:
     """Return what is known of a hang of the newest generation, which all of its members have adopted.
 
-    `processes` is the number of a worker's processes, `in_a_row` how many hangs came before without a committed step; `per_group`
-    workers are a group, whose processes hold one state together.
+    `processes` is the number of a worker's processes. `in_a_row` is the number of hangs before without a committed step.
+    `per_group` workers are a group, whose processes hold one state together.
     """
     members = [w for w in workers if w.is_member]
     training = [w for w in members if w.standing == Standing.TRAINING]
@@ -197,8 +198,10 @@ def _excused_s(session: Session, hang_seconds: float | None, settings: Settings)
 
 
 def _ask(training: Sequence[Worker], current: Current, after_s: float, what: str, now_s: float) -> Hang | None:
-    """Return whom to ask, or until when answers are waited for; None once there are answers of `after_s` or later, and all
-    agents have had their time."""
+    """Return the agents to ask, or until when the operator waits for answers.
+
+    None: there are answers of `after_s` or later, and all agents have had their time.
+    """
     sessions = [(w, w.session) for w in training if w.session is not None]
     silent = [(w, s) for w, s in sessions if not _answered(s, current, after_s)]
     ask = [w for w, s in silent if s.asked_stacks_at_s is None or s.asked_stacks_at_s < after_s]

@@ -1,8 +1,8 @@
-"""Count generations in a row that broke before a step was committed: they come less and less often, and have an end. Pure.
+"""Count generations in a row that broke before a step was committed. They come less and less often, and have an end. Pure.
 
-A group of which all processes live on may break again and again before its first commit, for example where a network lets
-connections come up and then loses data. Without a pause such a job would announce a generation several times a second for
-ever. Generations that end with a process, a pod or a node begin the count anew: those have budgets of their own.
+A group of which all processes live on may break again and again before its first commit. One cause is a network that lets
+connections come up and then loses data. Without a pause such a job would announce several generations a second for ever. A
+generation that ends with a process, a pod or a node begins the count anew: those have budgets of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from regroup_operator.model.worker import Announce, Current, Standing, Worker
 COLLECTIVE_FAILED = "CollectiveFailed"
 """Worker.why of a member whose group broke while its processes lived on; then the cause of an incident, too."""
 MAX_IN_A_ROW = 20
-"""With the pauses of retry.py this is more than a minute after the first."""
+"""Number of generations in a row that fail the job. With the pauses of retry.py the last one comes more than a minute after the
+first."""
 NO_COMMIT = "NoStepCommitted"
 """Reason of condition Failed."""
 
@@ -24,11 +25,11 @@ _ENDED = (Standing.LOST, Standing.DIED, Standing.HUNG)
 
 
 def first_without_commit(status: Mapping[str, Any], newest_step: int | None) -> int | None:
-    """Return the first of the generations in a row, up to the newest, that began at the newest one's start step; None: a step
-    was committed in the newest, or nobody has adopted it. Those before a suspension do not count: one suspends a job to repair
-    what stops it.
+    """Return the first of the generations in a row that began at the newest one's start step.
 
-    `newest_step` is the newest that the newest generation has reported; None: nothing yet.
+    None: a step was committed in the newest one, or no member has adopted it. Generations before a suspension do not count: people
+    suspend a job to repair what stops it. `newest_step` is the newest step that the newest generation has reported (None: nothing
+    yet).
     """
     start = (status.get("membership") or {}).get("startStep")
     if start is None or (newest_step is not None and newest_step > start):

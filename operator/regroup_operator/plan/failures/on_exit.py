@@ -1,13 +1,15 @@
-"""Judge failures by the rules of spec.recovery.onExit: which fails the job, which counts, which is ignored. Pure.
+"""Judge failures by the rules of spec.recovery.onExit: which one fails the job, which ones count, which ones are ignored. Pure.
 
-The first rule that matches a failure applies. Only the first failure of a generation can fail the job by a rule: where one rank
-dies, others may end as a consequence, with codes that say nothing. A process that was started again since the one before it failed,
-and has been in no generation since, is judged as if it were first: nobody else made it fail. So is a container that ends after its
-worker failed in the newest generation that had a failure. The processes of an evicted pod count as those of before: the eviction
-is decided while they run.
+The first rule that matches a failure applies. Only the first failure of a generation can fail the job by a rule. If one rank dies,
+others may end as a consequence, with codes that say nothing.
 
-What has been judged stands in status.restarts.judged, written together with the counts: the next operator neither forgets that a
-generation had its first failure, nor judges the end of a container twice (adr/0052).
+Two kinds of failures are judged as if they were the first. One is a process that was started again after a failure and has been in
+no generation since: no other process made it fail. The other is a container that ends after its worker failed in the newest
+generation that had a failure. The processes of an evicted pod count as those of before, because the eviction is decided while they
+run.
+
+status.restarts.judged has what has been judged, written together with the counts. So the next operator does not forget that a
+generation had its first failure. Nor does it judge the end of a container twice (adr/0052).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ WAITS = {
     "ImagePullBackOff": ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
     "CreateContainerError": ("CreateContainerError", "CreateContainerConfigError", "RunContainerError"),
 }
-"""By the rule's reason: the kubelet's. ErrImagePull is the first try alone: ImagePullBackOff follows if it fails again."""
+"""Maps a rule's reason to the kubelet's reasons. ErrImagePull is only the first try: ImagePullBackOff follows if it fails again."""
 UNSCHEDULABLE = "Unschedulable"
 EXIT_RULE = "ExitRule"
 """Reason of condition Failed."""
@@ -44,8 +46,8 @@ QUIET_S = 120.0
 
 @dataclass(frozen=True)
 class JudgedExits:
-    """What is known of the newest generation that had a failure; status.restarts.judged. `failed`: by worker, the incarnation; 0:
-    its whole container has ended, and all its processes are new."""
+    """The newest generation that had a failure; status.restarts.judged. `failed` maps workers to the incarnation of their
+    processes. It is 0 if the whole container has ended, and all processes are new."""
 
     generation: int = 0
     rule: str = ""
@@ -71,9 +73,12 @@ def judge_exits(
     generations: Mapping[str, int],
     finished: int = 0,
 ) -> Rulings:
-    """Return what becomes of new failures, in the order of their times. `generations`: by worker, the newest generation that it is
-    a member of, in which the end of its whole container is dated; a worker that is in none is absent. `finished`: the generation
-    whose steps are over, in which nobody's failure is the consequence of another's; 0: there is none."""
+    """Return the rulings on new failures, in the order of their times.
+
+    `generations` has the newest generation of each worker that is a member of one. The end of its whole container is dated in that
+    generation. `finished` is the generation whose steps are over (0: there is none). No failure in it is the consequence of another
+    one.
+    """
     counted: list[Failure] = []
     ignored: list[tuple[int, Failure]] = []
     fails: tuple[int, Failure] | None = None
@@ -202,12 +207,14 @@ def note_ignored(
 def note_disrupted_pods(
     known: Mapping[int, PodRow], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
 ) -> dict[int, PodRow]:
-    """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing. `ended`: the new
-    ones. The job has `slots`.
+    """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing.
 
-    A scheduler that makes room for other pods can do so for ever, so pods/early.py holds each further pod back longer. Pods that a
-    rule counts are bounded by maxRestarts. A pod that has run for long ends the row of its slot while it runs: once it has ended,
-    nobody knows how long it ran. One that was preempted or evicted goes from the API, and its row stays for FORGOTTEN_S."""
+    `ended` has the new ones. The job has `slots`. A scheduler that makes room for other pods can do so for ever, so pods/early.py
+    holds each further pod back longer. Pods that a rule counts are bounded by maxRestarts.
+
+    A pod that has run for long ends the row of its slot, but only while it runs: nobody knows later how long it ran. A pod that was
+    preempted or evicted goes from the API, and its row stays for FORGOTTEN_S.
+    """
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods if known else ():
         by_slot.setdefault(pod.slot, []).append(pod)

@@ -1,17 +1,17 @@
 """Count pods that end although nobody deletes them, and fail a job that gets no further because of them. Pure.
 
-A deadline that a webhook adds to each pod, a sidecar that ends the agent, or a node that runs out of memory ends every pod of a job
-again and again. A kubelet may also refuse each pod before it runs, because a device plugin fails, or because the template names a
-node that is full. Such an end need not be a failure of the trainer, and counts for no maxRestarts. Without a count of its own, the
-job would begin at the same step for ever.
+Every pod of a job may end again and again. The cause may be a deadline that a webhook adds, a sidecar that ends the agent, or a
+node that runs out of memory. A kubelet may also refuse each pod before it runs, because a device plugin fails, or because the
+template names a node that is full. Such an end need not be a failure of the trainer, and counts for no maxRestarts. Without a count
+of its own, the job would begin at the same step for ever.
 
-A *round* is over once more slots have lost a pod than the job can do without; where several workers hold a copy of the model
-together, more slots of one position in their groups (plan/facts/groups.py). ROUNDS rounds fail the job, unless it gets further.
-How far it is: the lowest step at which a generation began in the round. A step that was committed between two rounds and lost with
-the pods is no progress. Tier Script tells of no steps; there only ends within recovery.windowSeconds count, or LEAST_WINDOW_S if
-that is longer.
+A *round* is over once more slots have lost a pod than the job can do without. If several workers hold a copy of the model together,
+slots of one position in their groups count (plan/facts/groups.py). ROUNDS rounds fail the job, unless it gets further. The measure
+is the lowest step at which a generation began in the round. A step that was committed between two rounds and lost with the pods is
+no progress. Tier Script tells of no steps. There only ends within recovery.windowSeconds count, or within LEAST_WINDOW_S if that is
+longer.
 
-Deletions, evictions through the API, preemptions, and nodes that are lost or shut down are not counted: the platform has no room
+Deletions, evictions through the API, preemptions, and nodes that are lost or shut down are not counted. The platform has no room
 then, or is being repaired (docs/design/adr/0072-pods-that-end-again.md).
 """
 
@@ -24,10 +24,11 @@ from regroup_operator.model.plan import PodEnds, Verdict
 from regroup_operator.model.records import Pod
 
 ROUNDS = 8
-"""With pods that live for 45 s this takes six minutes. Pods that are evicted or fail before they run are held back ever longer
-(pods/early.py): for evicted ones it takes a quarter of an hour, for the others ten minutes."""
+"""Rounds that fail the job. They take six minutes with pods that live for 45 s. Pods that are evicted or fail before they run are
+held back ever longer (pods/early.py). The rounds then take a quarter of an hour for evicted pods, and ten minutes for the others.
+"""
 LEAST_WINDOW_S = 3600.0
-"""In a shorter window pods that are held back would never make up ROUNDS rounds."""
+"""The shortest window in which ends count. In a shorter one, pods that are held back would never make up ROUNDS rounds."""
 POD_ENDS = "PodsEndAgain"
 """Reason of condition Failed."""
 

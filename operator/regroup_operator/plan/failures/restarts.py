@@ -1,7 +1,7 @@
-"""Count failures against spec.recovery.maxRestarts, and say how a failure's log is read.
+"""Count failures against spec.recovery.maxRestarts, and say how a failure's log is read. Pure.
 
-Pure. Counted per job: trainer processes that ended by themselves with a non-zero code or a signal, and containers that
-failed; not deletions, drains or lost nodes. The (maxRestarts + 1)-th within windowSeconds fails the job.
+The count is for the whole job. Trainer processes that ended by themselves with a non-zero code or a signal count, and containers
+that failed. Deletions, drains and lost nodes do not. The (maxRestarts + 1)-th failure within windowSeconds fails the job.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from regroup_operator.model.plan import Failure, Verdict, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
 KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container={container}{previous}"
-"""How a worker's log is read in a cluster; `regroup run` has another way."""
+"""The command that reads a worker's log in a cluster; `regroup run` has another way."""
 
 
 MAX_RECENT = 1000
-"""Times of failures that the status has at most, about: thousands of processes may fail within a second, and etcd takes no object
+"""Number of times that the status has at most, about. Thousands of processes may fail within a second, and etcd takes no object
 above 1.5 MiB."""
 
 TOO_MANY_RESTARTS = "TooManyRestarts"

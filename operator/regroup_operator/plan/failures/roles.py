@@ -1,4 +1,4 @@
-"""Whether a pod of a role fails the job. Pure. docs/design/adr/0053-roles.md"""
+"""Judge whether a pod of a role fails the job. Pure. docs/design/adr/0053-roles.md"""
 
 from __future__ import annotations
 

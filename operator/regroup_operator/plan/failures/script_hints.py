@@ -26,7 +26,7 @@ _TORN = (
     "HeaderTooLarge",
     "truncated file",
 )
-"""What torch.load, pickle, safetensors and h5py say of a file that was not written to its end."""
+"""Texts of torch.load, pickle, safetensors and h5py about a file that was not written to its end."""
 
 
 def with_returned(

@@ -20,11 +20,14 @@ MANY = 50
 
 
 def find_asked(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:
-    """Return who has not said anything since the group broke for a reason that may be a node's: a worker that cannot be
-    reached, or none that is known. A node's failure ends all its workers, but their streams close seconds apart. Processes of
-    a script end one after the other, so that the first says nothing about the rest. In a job of more than MANY members the loss
-    of a worker casts doubt on those of its node alone: to hear thousands takes longer than one generation more, should a
-    second node have failed."""
+    """Return the workers that have said nothing since the group broke, if the reason may be a node's failure.
+
+    Such a reason is a worker that cannot be reached, or an unknown one. A node's failure ends all its workers, but their streams
+    close seconds apart. Processes of a script end one after the other, so that the first says nothing about the rest.
+
+    In a job of more than MANY members the loss of a worker casts doubt on the workers of its node alone. The answers of thousands
+    take longer than one more generation, should a second node have failed.
+    """
     silent = [(worker, at_s) for worker in members if (at_s := _silent_since_s(worker)) is not None]
     is_open = culprit.standing == Standing.BROKEN or (culprit.standing == Standing.DIED and not bounds.session)
     if not silent and not is_open:

@@ -39,7 +39,7 @@ from regroup_operator.plan.generation.target import (
 from regroup_operator.plan.generation.trouble import deadline_of, find_trouble
 
 JOIN_MEMBERS = 500
-"""A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
+"""A job with more members waits longer for workers to join together, in proportion. A generation interrupts all members, and each
 of them reports four times."""
 
 

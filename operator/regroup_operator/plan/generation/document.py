@@ -21,7 +21,7 @@ from regroup_operator.plan.facts.groups import positions_of
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a document says of the job, whoever its members are."""
+    """The part of a document that does not depend on its members."""
 
     job_uid: str
     uid: str
@@ -105,9 +105,11 @@ def _next_number(current: Current | None, workers: Iterable[Worker]) -> int:
 
 
 def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bool:
-    """Return whether a generation is certain never to have trained, so that no state can come from it: of its members
-    some promise to have left it without having adopted it, and the others are gone (rules MAD and SEAL). So a group that
-    fails to form again and again does not make the list of older generations longer and longer."""
+    """Return whether a generation is certain never to have trained, so that no state can come from it.
+
+    Some of its members then promise to have left it without having adopted it, and the others are gone (rules MAD and SEAL). So a
+    group that fails to form again and again does not make the list of older generations longer and longer.
+    """
     by_uid = {w.uid: w for w in workers if w.pod is not None and w.pod.alive}
     living = [by_uid[uid] for uid in generation.pod_uids if uid in by_uid]
     seals = [w.session.seal for w in living if w.session is not None and w.session.seal is not None]
@@ -116,12 +118,13 @@ def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bo
 
 
 def _store(announce: Announce, number: int, header: Header) -> Store:
-    """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else by the generation's number.
+    """Choose the store's host: for scripts rank 0's worker (MASTER_ADDR is its address), else a member by the generation's number.
 
-    So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
-    Those who join a group that trains arrive before the others leave it (rule JOIN), so that one of them is the host.
-    The host of the previous generation's store is chosen last, unless its agent has reported another port: it may
-    have given the socket away. Where there is no other, its process serves both (regroup/generation/groups.py).
+    A form that failed therefore moves the store. So the worker that is lost as rank 0 and as the store's host is not always the
+    same one. Workers that join a group arrive before its members leave it (rule JOIN), so that one of them is the host.
+
+    The host of the previous generation's store is chosen last, because it may have given its socket away. An agent that has
+    reported another port has not. If there is no other member, its process serves both (regroup/generation/groups.py).
     """
     session_tier, before = header.session_tier, header.before
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]

@@ -20,8 +20,8 @@ from regroup_operator.plan.generation.target import count, verb_of
 from regroup_operator.plan.generation.trouble import LATE, find_overdue
 
 RECONNECT_S = 5.0
-"""After the operator's start a broken group waits this long for members that have not called yet, and longer while some wait to be
-admitted: they are most likely on their way, and a generation without them would cost them their place."""
+"""Seconds that a broken group waits after the operator's start for members that have not called yet. It waits longer while some
+wait to be admitted. They are most likely on their way, and a generation without them would cost them their place."""
 
 
 def forced_generation(culprit: Worker, current: Current, situation: Situation) -> Wait | Announce:

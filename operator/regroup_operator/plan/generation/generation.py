@@ -48,13 +48,13 @@ STORE_RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class Kept:
-    """What the next plan must know of the generation and of those who hold it up."""
+    """The part of the memory that this stage makes: the issued generation, and the workers that hold one up."""
 
     issued: Issued
     spells: Mapping[str, Spell]
-    """By pod UID: who is late."""
+    """Late workers, by pod UID."""
     setbacks: Mapping[str, Setback]
-    """By pod UID: who kept generations from forming."""
+    """Workers that kept generations from forming, by pod UID."""
     readers: frozenset[str]
     """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
     links: Links
@@ -72,7 +72,7 @@ class NextGeneration:
     """Their pod UIDs."""
     decision: Decision | None = None
     document: Document | None = None
-    """Of the generation that is issued."""
+    """The document of the generation that is issued."""
     changed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[EventNote, ...] = ()
     tell: tuple[Tell, ...] = ()
@@ -85,7 +85,7 @@ class NextGeneration:
 
     @property
     def stands(self) -> bool:
-        """Whether none of the newest generation's members has been lost."""
+        """True if none of the newest generation's members has been lost."""
         bad = (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN)
         return not any(w.standing in bad for w in self.members)
 
@@ -128,7 +128,7 @@ def _kept(facts: Facts) -> Kept:
 
 
 def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
-    """See who holds the job up; have the late restarted in place, and say who is replaced."""
+    """Find the late workers; have their processes restarted in place, or mark their pods for replacement."""
     inputs, kept, workers = facts.inputs, _kept(facts), failures.workers
     sessions, now_s = inputs.obs.sessions.values(), inputs.clock.now_s
     setbacks = with_setbacks(kept.setbacks, workers, frozenset(), now_s)

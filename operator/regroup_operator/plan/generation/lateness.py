@@ -1,14 +1,14 @@
-"""Decide what is done about a worker that holds up its job: wait, restart its processes in place, replace its pod.
+"""Decide what is done about a worker that holds up its job: wait, restart its processes in place, replace its pod. Pure.
 
-Pure. No standing lasts for ever (protocol.md, "What must hold"): whoever has not come out of an earlier generation, not
-entered the newest one or not finished its start is late. Late workers are restarted in place, and replaced when that does
-not help. A worker that cannot be reached is replaced, too: its pod may serve nobody for ever on a node that is Ready.
+No standing lasts for ever (protocol.md, "What must hold"). A worker is late if it has not left an earlier generation, not entered
+the newest one or not finished its start. Late workers are restarted in place, and replaced if that does not help. A worker that
+cannot be reached is replaced, too: its pod may serve nobody for ever on a node that is Ready.
 
-What a script may take its time for (allowances.py) makes its worker no later than that.
+A script may take its time for some things (allowances.py). They do not make its worker late.
 
-The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long: what it holds is lost with
-its processes, and training then goes on from an older state. Where the user has said what a hang is (spec.recovery.hangSeconds),
-no late worker gets longer than a hang of the only holder may last.
+The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long. Its state is lost with its processes,
+and training then goes on from an older one. If the user has said what a hang is (spec.recovery.hangSeconds), no late worker gets
+longer than a hang of the only holder may last.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ LATE_STEPS = 20
 START_FACTOR = 4
 """Starts may take so many times the longest one that was seen: imports on a busy node, an image's first read."""
 MAX_START_GROWTH = 64
-"""Each pod of a slot has twice as long to start as the one before it, up to so many times: what takes long may, in the end."""
+"""Each pod of a slot has twice as long to start as the one before it, up to so many times. A start that takes long may thus succeed
+in the end."""
 ENTER_S = 5.0
 """So long a worker has to enter a generation that names it again, however long it was missed before."""
 ONLY_HOLDER = 5
 SETBACK_S = (60.0, 600.0)
-"""How long who kept a generation from forming joins no other one: the first time, doubled each time up to the second."""
+"""Seconds for which a worker that kept a generation from forming joins no other one: the first time, doubled each time up to the
+second."""
 MAX_SETBACKS = 5
 """So many setbacks in a row, `late_timeout_s` after the first, and the worker is replaced: its node or its link may be at fault."""
 NOBODY_FACTOR = 10
-"""Where no agent of the job can be reached, or so many of all jobs (model/reach.py), the operator's own network is the likelier
-cause: new pods would not help."""
+"""Factor of the wait for a replacement if no agent of the job can be reached, or so many of all jobs (model/reach.py). The
+operator's own network is then the likelier cause, and new pods would not help."""
 
 LONGEST_START = "longestStartSeconds"
 """Field of the status. Kept there because sessions are lost with their pods and with the operator."""
@@ -64,7 +66,7 @@ class Lateness:
 
 @dataclass(frozen=True)
 class _Holders:
-    """Who of one position can be reached and holds a state, as far as is known; `prompt`: those of them who are not behind."""
+    """Workers of one position that can be reached and hold a state, as far as is known. `prompt` has those that are not behind."""
 
     first: MemberId | None
     all: frozenset[MemberId]
@@ -76,8 +78,8 @@ class _Holders:
         return _Holders(ids[0] if ids else None, frozenset(ids), frozenset(ids).difference(behind))
 
     def others(self, member: MemberId) -> bool:
-        """Return whether somebody else holds a state. Where all holders are late, the first of them counts as the only one: else
-        they would be restarted together, and the state would be gone."""
+        """Return whether another worker holds a state. If all holders are late, the first one counts as the only one. Otherwise all
+        would be restarted together, and the state would be gone."""
         if member not in self.all:
             return bool(self.all)
         return len(self.prompt) > (member in self.prompt) or member != self.first
@@ -90,16 +92,16 @@ class Attendance:
     workers: Sequence[Worker]
     current: Current | None
     spells: Mapping[str, Spell]
-    """By pod UID, as returned last time."""
+    """Spells by pod UID, as the plan before has left them."""
     setbacks: Mapping[str, Setback]
-    """As `with_setbacks` returns them."""
+    """Setbacks by pod UID, as `with_setbacks` returns them."""
     released: frozenset[str]
     step_s: float
     """The duration of a step; 0: not known."""
     now_s: float
     settings: Settings
     alone_s: float | None = None
-    """How long a hang may last of the only worker with the newest state; None: the user has not said."""
+    """Seconds for which the only worker with the newest state may hang; None: the user has not said."""
     longest_start_s: float = 0.0
     """The longest start of a worker so far; 0: none has been seen."""
     per_group: int = 1
@@ -114,7 +116,7 @@ class Attendance:
 
     @cached_property
     def kinds(self) -> dict[MemberId, tuple[str, float | None]]:
-        """How each worker is late, as `_kind` says."""
+        """Maps each worker to how it is late, as `_kind` says."""
         forming = [w.is_on_its_way for w in self.workers if w.standing == Standing.FORMING]
         # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
         waited_for = not all(forming) or len(forming) == sum(w.is_member for w in self.workers)
@@ -133,8 +135,11 @@ class Attendance:
         return any(w.connected and not _is_unreachable(w, self.now_s) for w in self.workers)
 
     def due_s(self, worker: Worker, spell: Spell) -> float:
-        """Return when something is done about a late worker: its processes are restarted, or its pod is replaced, where that has
-        not helped (a process cannot be killed, an agent did not hear, a start hangs again) or is not possible."""
+        """Return when something is done about a late worker: its processes are restarted, or its pod is replaced.
+
+        The pod is replaced if a restart has not helped or is not possible. A process may not be killed, an agent may not have
+        heard, or the start hangs again.
+        """
         if spell.kind == UNREACHABLE:
             return self._unreachable_s(worker, spell.since_s)
         since_s = spell.since_s if spell.restarted_s is None else spell.restarted_s
@@ -251,10 +256,14 @@ def with_setbacks(
 def _excuse(
     current: Current | None, missed: Collection[str], step_s: float, now_s: float, settings: Settings
 ) -> Callable[[Worker], bool]:
-    """Return whom a planned generation that not all have adopted excuses. Who is in the one before is excused for as long as it
-    trains there: if enough workers were left, a forced generation would have replaced this one, and as long as there are too few, a
-    restart would only end who holds the state. Others are excused until the generation is given up for them (trouble.py), and
-    those `missed` by earlier generations (pod UIDs) not at all: they have ENTER_S."""
+    """Return the workers that a planned generation excuses while not all members have adopted it.
+
+    A worker in the generation before is excused for as long as it trains there. If enough workers were left, a forced generation
+    would have replaced this one. As long as there are too few, a restart would only end the worker that holds the state.
+
+    Other workers are excused until the generation is given up for them (trouble.py). Those that were `missed` by earlier
+    generations (pod UIDs) are not excused: they have ENTER_S.
+    """
     if current is None or current.kind != PLANNED or current.adopted:
         return lambda _: False
     if now_s >= current.announced_at_s + entry_s(PLANNED, step_s, settings):

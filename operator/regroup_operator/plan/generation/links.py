@@ -1,7 +1,7 @@
-"""Find whom a forced generation leaves out because two workers cannot reach each other (rule CLIQUE).
+"""Find the workers that a forced generation leaves out because two of them cannot reach each other (rule CLIQUE). Pure.
 
-Pure. A worker whose group broke names one peer only. So who has lost whom is remembered over the generations in a row that
-did not form: only together do they say which of two workers has the broken link to the others, too.
+A worker whose group broke names one peer only. So the operator remembers the pairs over the generations in a row that did not form.
+Only together do they say which of two workers has the broken link to the others, too.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def cut_off(
     refused: bool = False,
     spared: frozenset[MemberId] = frozenset(),
 ) -> frozenset[MemberId]:
-    """Return whom to drop so that no pair is left that could not reach each other in the newest generation, where the same set
-    would be announced again. `known` as returned by `with_links`.
+    """Return the workers to drop, so that no pair is left that could not reach each other in the newest generation.
 
-    `refused`: the newest generation formed, and refused to train. Then a link that broke an earlier generation counts as well: the
-    set of that one and the set that refused would follow each other for ever. Who is `spared` is not dropped for such a link:
-    nobody could train without its state.
+    Nothing is dropped unless the same set would be announced again. `known` comes from `with_links`. `refused` says that the newest
+    generation formed, and refused to train. A link that broke an earlier generation then counts as well. Otherwise that set and the
+    set that refused would follow each other for ever. A `spared` worker is not dropped for such a link: no other could train
+    without its state.
     """
     is_same = {w.id for w in chosen} == set(current.members)
     if current.attempts == 0 or not (is_same or refused):
@@ -58,11 +58,11 @@ def cut_off(
 
 
 def _first_to_go(cut: Sequence[Worker], known: Links, replaceable: frozenset[MemberId]) -> Worker:
-    """Return which of the workers with a broken link is dropped first.
+    """Return the worker with a broken link that is dropped first.
 
-    Whoever holds the older state goes first: without the newest one nobody may train. Then who is `replaceable` (another worker
-    takes its position, so that its group stays whole), then who has the most broken links, those to workers that are not chosen
-    included; then the youngest.
+    The holder of an older state goes first: without the newest one no worker may train. Next is a worker that is `replaceable`:
+    another one takes its position, so that its group stays whole. Next is the worker with the most broken links, those to workers
+    that are not chosen included; then the youngest.
     """
     count = Counter(uid for pair in known for uid in pair)
     oldest = min(map(state_of, cut))

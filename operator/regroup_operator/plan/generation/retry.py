@@ -77,8 +77,8 @@ def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterabl
 
 
 def _retry_s(current: Current, *, is_same: bool) -> float:
-    """Return how long after a generation that could not read its checkpoint the next may try (rule RETRY): `is_same`, nobody
-    is in it who has not tried."""
+    """Return the pause after a generation that could not read its checkpoint (rule RETRY). `is_same` says that all workers in the
+    next one have tried already."""
     first_s, last_s = RETRY_S
     return min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1))) if is_same else _pause_s(current.attempts)
 

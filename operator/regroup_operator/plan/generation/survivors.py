@@ -1,8 +1,8 @@
-"""Choose who goes on in place of a broken group.
+"""Choose the workers that go on in place of a broken group. Pure.
 
-Pure. In this order: who would hold a generation up is left out, but only while the others are enough; then the best are chosen;
-then those are left out again that cannot reach one of the others (rule CLIQUE, links.py). Whoever may be the only one to hold the
-state is asked for to the end of its grace period (rules WITNESS, BEST).
+First, workers that would hold a generation up are left out, but only while the others are enough. Then the best are chosen. Then
+those are left out that cannot reach one of the others (rule CLIQUE, links.py). A worker that may be the only one to hold the state
+is asked for to the end of its grace period (rules WITNESS, BEST).
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ def choose_survivors(
 def choose_members(
     able: list[Worker], bounds: Bounds, current: Current, *, holders_first: bool, last: frozenset[str] = frozenset()
 ) -> tuple[Worker, ...]:
-    """Return at most `replicas` workers in whole groups, one for each slot: members of the newest generation first, those of
-    slots that are wanted before the others, whose group is whole before the others, low slots first, who is being replaced
-    last, and behind all others the pods in `last`;
-    with `holders_first` those before all that hold the newest state, a live one before a backup (rule BACKUP)."""
+    """Return at most `replicas` workers in whole groups, one for each slot.
+
+    The order is: members of the newest generation, slots that are wanted, workers whose group is whole, low slots. Workers that are
+    being replaced come after them, and the pods in `last` behind all others. With `holders_first` the holders of the newest state
+    come before all, a live one before a backup (rule BACKUP).
+    """
     whole = unbroken(able, current.members, bounds.per_group)
 
     def order(worker: Worker) -> tuple[object, ...]:
@@ -86,8 +88,11 @@ def choose_members(
 
 
 def needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
-    """Return whether those whose end has begun are needed once more: the others are too few to go on, or none of a position
-    may hold the job's state, which would be lost at the end of a grace period."""
+    """Return whether workers whose end has begun are needed once more.
+
+    They are if the others are too few to go on. They also are if no other worker of a position may hold the job's state. It would
+    be lost at the end of a grace period.
+    """
     staying = [w for w in able if not w.is_ending]
     if not bounds.session or whole_size(staying, bounds.per_group) < bounds.minimum:
         return bounds.session

@@ -1,6 +1,6 @@
-"""Who should train in place of a healthy group, and the planned generation that brings it about: resizes and drains.
+"""Choose the workers that should train in place of a healthy group, for resizes and drains. Pure.
 
-Pure. Whether it is time for a change is decided in decision.py, and what becomes of a broken group in forced.py.
+decision.py decides whether it is time for a change, and forced.py what becomes of a broken group.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from regroup_operator.plan.facts.groups import by_position, put_together, unbrok
 
 
 def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, now_s: float) -> Announce | None:
-    """Return the planned generation that takes the place of the newest one, which is planned, too: a member of that is asked to
-    leave, and nobody that trains has entered it yet. Who trains leaves its group once, for the newer one, and does not wait for
-    joiners that have not arrived: the grace period of who leaves may be shorter than two changes. None: there is nothing to
-    gain, or somebody has left the group that trains."""
+    """Return the planned generation that takes the place of the newest one, which is planned, too; None: nothing is gained by it.
+
+    It is made if a member of the newest one is asked to leave, and no training member has entered that one yet. The training
+    members leave their group once, for the newer generation. They do not wait for joiners that have not arrived, because the grace
+    period of the leaving member may be shorter than two changes.
+    """
     if (
         current.kind != PLANNED
         or not current.has_document
@@ -91,11 +93,11 @@ def target_of(
 def _best(
     members: Sequence[Worker], joiners: Iterable[Worker], bounds: Bounds, whole: Collection[MemberId]
 ) -> tuple[Worker, ...]:
-    """Return who should train of one position, best first.
+    """Return the workers of one position that should train, best first.
 
-    Members of slots below `bounds.slots` first, then who joins such a slot, then members of higher slots while they are
-    needed; of each of them those first whose group is whole. A spare that has become a member stays one. Members with a notice
-    come last: they train until somebody takes their place.
+    Members of slots below `bounds.slots` come first, then workers that join such a slot, then members of higher slots while they
+    are needed. Within each, workers whose group is whole come first. A spare that has become a member stays one. Members with a
+    notice come last: they train until another worker takes their place.
     """
     noticed = sorted(
         (w for w in members if w.draining and not w.is_ending), key=lambda w: (w.id.slot >= bounds.slots, w.id)
@@ -114,10 +116,12 @@ def _best(
 
 
 def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
-    """Return who should train of a position where all members are leaving, best first: those that come, and as many members as
-    are needed beside them, at least one, until the others have its state; and those that only have a notice, in all places that
-    nobody takes. Where that leaves no place for any of those that come, one of them is in for one generation all the same (rule
-    HANDOVER)."""
+    """Return the workers of a position that should train if all its members are leaving, best first.
+
+    Those that come are first. As many members as are needed stay beside them, at least one, until the others have its state.
+    Members that only have a notice keep all places that no worker takes. If that leaves no place for those that come, one of them
+    is in for one generation all the same (rule HANDOVER).
+    """
     coming = {w.id.slot for w in joining}
     keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.slots, w.id.slot in coming, w.id))
     needed = max(1, bounds.min_groups - len(coming))
@@ -130,8 +134,11 @@ def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds)
 
 
 def comes_late(worker: Worker, current: Current, now_s: float) -> bool:
-    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
-    in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
+    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it.
+
+    A worker may be in a generation that the status does not know, if the status was restored from a backup. It leaves that one for
+    a newer one, and for nothing else.
+    """
     return now_s < worker.barred_until_s or not can_leave(worker, current)
 
 

@@ -67,15 +67,18 @@ def find_trouble(
 
 
 def find_overdue(current: Current, members: tuple[Worker, ...]) -> set[MemberId]:
-    """Return the members that hold the others up. Who has not arrived at the store while others have is one of them; where
-    nobody has, the store or the network may be at fault, and the next generation has another store."""
+    """Return the members that hold the others up.
+
+    A member that has not arrived at the store is one of them if others have arrived. If no member has, the store or the network may
+    be at fault, and the next generation has another store.
+    """
     waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in members)
     return {w.id for w in members if _has_not_entered(current, w) or (waited_for and w.is_on_its_way)}
 
 
 def _has_not_entered(current: Current, worker: Worker) -> bool:
-    """Return whether a member that is late did not answer. Who trains in the one before a planned generation has not been
-    told of it yet (rule JOIN), or has heard of it and waits for the others (rule CUTALL)."""
+    """Return whether a late member did not answer. A member that trains in the generation before a planned one may not have been
+    told of that yet (rule JOIN). Or it has heard of it and waits for the others (rule CUTALL)."""
     if worker.standing in (Standing.SILENT, Standing.STARTING):
         return True
     if worker.standing != Standing.PENDING:
@@ -89,9 +92,12 @@ def _has_not_entered(current: Current, worker: Worker) -> bool:
 
 
 def deadline_of(current: Current, members: tuple[Worker, ...], step_s: float, settings: Settings) -> float:
-    """Return when a generation that is not adopted yet is given up: every member has a time to enter it, then all of them
-    one to form, then one to adopt. The last two double with each generation in a row that did not form: what takes long
-    is allowed to in the end, and what hangs is found by not entering the next one."""
+    """Return when a generation that is not adopted yet is given up.
+
+    Every member has a time to enter it. Then all of them have one to form, then one to adopt. The last two double with each
+    generation in a row that did not form: a slow one forms in the end. A member that hangs is found, because it does not enter the
+    next one.
+    """
     entered_s = current.announced_at_s + entry_s(current.kind, step_s, settings)
     if any(w.standing == Standing.STARTING for w in members) and current.launches:
         entered_s = max(entered_s, current.announced_at_s + settings.start_timeout_s)

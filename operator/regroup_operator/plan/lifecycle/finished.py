@@ -1,16 +1,16 @@
-"""The end of a job's steps: which members' scripts have returned 0, and which worker has whose place (rule END). Pure.
+"""The end of a job's steps: the members whose scripts have returned 0, and the workers that have their places (rule END). Pure.
 
-`status.finished` is the memory of it. Session tier: it is written once every member has committed the last step, and before any
-of them is told to leave its loop. Script tier: it is written once the first member's script has returned 0.
+`status.finished` is the memory of it. In tier Session it is written once every member has committed the last step, and before any
+member is told to leave its loop. In tier Script it is written once the first member's script has returned 0.
 
-Where one member cannot run its end alone (a script without the library, a model that is split over the members), a failure takes
-it back: all members run theirs again, in an ordinary generation. `status.endTakenBack` then keeps since when the deadline for the
-end counts, until steps are trained again.
+A member cannot run its end alone if its script does not use the library, or if the model is split over the members. A failure then
+takes the end back: all members run theirs again, in an ordinary generation. `status.endTakenBack` keeps the time from which the
+deadline for the end counts, until steps are trained again.
 
-The pods that have a place are in `status.finished.members`, and nowhere else. A pod that is named there keeps its place for as long
-as it may run. Then a pod that was made for its slot is named instead, before that one is told anything. The first write names the
-members of the generation and releases all other pods: of two pods of one slot (a hand-over) only a member stays. A pod that
-comes back after its place was given away is released, and what it says of its script does not count.
+Only `status.finished.members` says which pods have a place. A pod that is named there keeps its place for as long as it may run.
+Then a pod that was made for its slot is named instead, before that pod is told anything. The first write names the members of the
+generation and releases all other pods. Of two pods of one slot (a hand-over) only a member stays. A pod that comes back after its
+place was given away is released, and its report of its script does not count.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
 
 
 def taken_over(finished: Finished, workers: Iterable[Worker], released: Collection[str]) -> Finished:
-    """Return it with the pods that take the places of those that can run no more: another one of the slot, the oldest first, and
-    none that is `released` (pod UIDs)."""
+    """Return the end with new pods in the places of those that can run no more. Another pod of the slot takes the place, the oldest
+    first, and none that is `released` (pod UIDs)."""
     there = {w.id: w.uid for w in workers if w.pod is not None and may_run(w)}
     free: dict[int, list[MemberId]] = defaultdict(list)
     for one in sorted(there.keys() - set(finished.members), reverse=True):

@@ -1,12 +1,12 @@
-"""What the job as a whole is in: one value, from which every later stage reads what it may do. Pure.
+"""Decide the state of the job as a whole: one value, from which every later stage reads what it may do. Pure.
 
 Refused -> Active -> Ended, and Active -> Suspending -> Suspended -> Active as the user wants. A job is refused only before its
-first generation; a refusal that comes later is said in a condition, and the job goes on. A suspension comes before a failure: a
+first generation. A condition tells of a refusal that comes later, and the job goes on. A suspension comes before a failure: a
 process that fails while it is told to stop does not fail the job.
 
-A job whose members have all committed the last step is Finishing until the script has returned 0 in each of them; with roles that
+A job whose members have all committed the last step is Finishing until the script has returned 0 in each of them. With roles that
 are required for its completion it is then Completing. It can be suspended from either. The end of the steps is written to
-status.finished before anybody is told to leave its loop; from then on no generation is announced.
+status.finished before any member is told to leave its loop. From then on no generation is announced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Refused:
 
     why: Verdict
     due_s: float | None = None
-    """As of Active."""
+    """When one of its deadlines is over, monotonic."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Finishing:
 
     finished: Finished
     due_s: float | None = None
-    """As of Active."""
+    """When one of its deadlines is over, monotonic."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Completing:
 
     finished: Finished
     due_s: float | None = None
-    """As of Active."""
+    """When one of its deadlines is over, monotonic."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,14 @@ class Suspending:
 
 @dataclass(frozen=True)
 class Suspended:
-    """It has no pods. What it continues from is its newest checkpoint. One whose suspension was taken back meanwhile is Suspended
-    once, so that the status says in which generation it was, and Active (Finishing, Completing) from the next plan on."""
+    """The job has no pods, and continues from its newest checkpoint.
+
+    If its suspension was taken back meanwhile, it is Suspended once, so that the status says in which generation it was. From the
+    next plan on it is Active, Finishing or Completing.
+    """
 
     finished: Finished | None = None
-    """As of Suspending."""
+    """The end of its steps, as in Suspending."""
     due_s: float | None = None
     """When it is planned again, because its suspension was taken back; None: it stays suspended."""
 
@@ -91,9 +94,9 @@ class Ended:
 
     succeeded: bool
     why: Verdict | None = None
-    """Why it failed; or what its condition says already."""
+    """The reason for which it failed, or the text that its condition has already."""
     finished: Finished | None = None
-    """Who has finished, where that has just ended it."""
+    """The end of the steps, if that has just ended the job."""
 
     had_ended: bool = False
     """Its status says so already."""
@@ -181,9 +184,11 @@ def _ended(facts: Facts, ended: Ended) -> Ended:
 
 
 def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verdict | None:
-    """Return why the job fails in its end, None: it does not. A script whose end has failed, or whose pod is gone, runs again with
-    the state of the last step, if a checkpoint or snapshot has it. The state in the other members does not count: their scripts may
-    have changed the model."""
+    """Return why the job fails in its end; None: it does not.
+
+    A script whose end has failed, or whose pod is gone, runs again if a checkpoint or snapshot has the state of the last step. The
+    state in the other members does not count: their scripts may have changed the model.
+    """
     checkpoint = named_checkpoint(facts.status)
     where = f"the state of step {finished.step}, the last one, is in no checkpoint"
     if facts.ends_alone:

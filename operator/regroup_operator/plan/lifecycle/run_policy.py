@@ -1,6 +1,6 @@
-"""How long a job may run, wait for its start, and stay after its end: spec.runPolicy. Pure.
+"""Deadlines for a job's run, its start and its end, and its expiry: spec.runPolicy. Pure.
 
-Times are wall clock, since they come from the API server (creation) and from the status (start, end, resumption), which outlive the
+Times are wall clock. They come from the API server (creation) and from the status (start, end, resumption), which outlive the
 operator. A clock that is set wrong by a minute moves a deadline by a minute.
 """
 
@@ -49,7 +49,7 @@ class Start:
     """Workers that could train."""
     needed: int
     refusal: str = ""
-    """Why the job may not begin; empty: it may."""
+    """The reason for which the job may not begin; empty: it may."""
 
 
 def overdue(

@@ -1,12 +1,14 @@
 """Give back worker pods for which no node has room, and try again later. Pure.
 
-`spec.elasticPolicy.pendingTimeoutSeconds`. A pod that stays pending keeps its place in the scheduler's queue and makes an
-autoscaler of nodes try again and again. The job runs smaller without it. A job with fewer than minReplicas placed workers, by
-whole groups, gives nothing back: it waits for its start, and runPolicy.startDeadlineSeconds bounds that. Once a pod that was given
-back finds a node, all others are tried again at once.
+The setting is `spec.elasticPolicy.pendingTimeoutSeconds`. A pod that stays pending keeps its place in the scheduler's queue and
+makes an autoscaler of nodes try again and again. The job runs smaller without it. Once a pod that was given back finds a node, all
+others are tried again at once.
 
-Where a group is several workers, those of the groups that the job needs are made before all others (`put_off`): the scheduler knows
-nothing of groups, and could give what room there is to workers of one position, which wait for those of the others for ever.
+A job with fewer than minReplicas placed workers, by whole groups, gives nothing back. It waits for its start, and
+runPolicy.startDeadlineSeconds bounds that.
+
+If a group is several workers, the pods of the groups that the job needs are made before all others (`put_off`). The scheduler knows
+nothing of groups. It could give what room there is to workers of one position, which wait for those of the others for ever.
 docs/design/adr/0055-size-of-an-elastic-job.md
 """
 
@@ -50,8 +52,11 @@ def judge_capacity(
     rows: Mapping[int, PodRow],
     clock: Clock,
 ) -> Capacity:
-    """Return which pods are given back now. `unplaced`, `rows`: as they were left by the plan before; `slots`: how many the job
-    has; `per_group`: workers of a group, each of which has a position of its own in it."""
+    """Return the pods that are given back now.
+
+    `unplaced` and `rows` are as the plan before has left them. The job has `slots`. `per_group` workers are a group, and each has a
+    position of its own in it.
+    """
     if policy is None or policy.pending_timeout_seconds is None:
         return Capacity({}, {})
     usable = [p for p in pods if p.usable and p.uid not in released]
@@ -97,9 +102,11 @@ def judge_capacity(
 def put_off(
     pods: Iterable[Pod], released: Collection[str], held: Collection[int], *, slots: int, per_group: int, minimum: int
 ) -> frozenset[int]:
-    """Return the slots of which no pod is made until `minimum` workers in whole groups have a node: those beyond as many of their
-    position as that takes. `pods`: without those that cannot be reached. `held`: slots of which none is made now; others of their
-    position may be."""
+    """Return the slots of which no pod is made until `minimum` workers in whole groups have a node.
+
+    They are the slots of a position beyond as many as that takes. `pods` has no pods that cannot be reached. No pod is made for the
+    slots in `held` now, but others of their position may get one.
+    """
     if per_group == 1:
         return frozenset()
     usable = [p for p in pods if p.usable and p.uid not in released and p.slot < slots]

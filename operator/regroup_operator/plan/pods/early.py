@@ -1,10 +1,11 @@
-"""Hold back the pods of a slot whose last ones failed before they ran, or were evicted soon after; delete all failed ones but the
-last. Pure.
+"""Hold back the pods of a slot whose last ones failed before they ran, or were evicted soon after. Pure.
 
-A device plugin that is broken, or a node that is full of what it did not account for, refuses pods as fast as they are made. The
-first is replaced at once, on another node if there is one; each further one in a row comes later. If it goes on, the job fails
-(failures/pod_ends.py). What is left of the pods would be thousands of objects a day: of each slot only the newest failed pod stays,
-for its status and its log.
+A broken device plugin refuses pods as fast as they are made. So does a node that is full of what it did not account for. The first
+pod is replaced at once, on another node if there is one. Each further pod in a row comes later. If it goes on, the job fails
+(failures/pod_ends.py).
+
+Failed pods would be thousands of objects a day. Of each slot only the newest failed pod stays, for its status and its log; the
+others are deleted.
 """
 
 from __future__ import annotations
@@ -68,8 +69,11 @@ def early_words(known: Mapping[int, PodRow], pods: Iterable[Pod], clock: Clock) 
 
 
 def disrupted_words(known: Mapping[int, PodRow], pods: Iterable[Pod], clock: Clock, slots: int) -> Verdict | None:
-    """Return what is said of the slot that waits longest of those whose pods were evicted or preempted again and again; None: none
-    waits for that. `pods`: all pods of the job's workers; `slots`: how many it has."""
+    """Return the sentence on the slot that waits longest because its pods were evicted or preempted again and again; None: no slot
+    does.
+
+    `pods` has all pods of the job's workers, and the job has `slots`.
+    """
     held = {slot: at for slot, at in held_until(known).items() if at > clock.now_s and slot < slots}
     usable = {pod.slot for pod in pods if pod.usable} if held else set()
     waiting = {slot: at for slot, at in held.items() if slot not in usable}

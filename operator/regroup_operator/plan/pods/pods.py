@@ -42,12 +42,12 @@ class PodChanges:
     delete: tuple[Pod, ...]
     released: list[str] | None
     replaced: Mapping[str, int]
-    """Of the pods to make: those that replace one that was lost, and were not counted yet."""
+    """Number of pods to make that replace a lost one and were not counted yet, by the cause of the loss."""
     due_s: float | None = None
     words: str = ""
-    """Why pods are missing that are made later; empty: there are none."""
+    """The reason for which pods are made later; empty: none is."""
     failing: Verdict | None = None
-    """Why pods fail again and again before they run; None: they do not."""
+    """The reason for which pods fail again and again before they run; None: they do not."""
     notes: tuple[EventNote, ...] = ()
     roles: RoleChanges = NO_ROLES
     """Its pods to delete are in `delete`, too."""
@@ -55,20 +55,20 @@ class PodChanges:
 
 @dataclass(frozen=True)
 class PodRows:
-    """By slot: pods in a row that failed before they ran, were evicted or preempted, or found no room. The next ones are made
+    """Pods in a row that failed before they ran, were evicted or preempted, or found no room, by slot. The next ones are made
     later."""
 
     early: Mapping[int, PodRow]
     disrupted: Mapping[int, PodRow]
     capacity: Capacity
     lost: Mapping[str, int]
-    """By pod UID: the slots of workers that cannot be reached. Their pods have a node, and are no use to the job."""
+    """Slots of workers that cannot be reached, by pod UID. Their pods have a node, and are no use to the job."""
     reached: Sequence[Pod]
     """The pods of the others."""
 
     @cached_property
     def held(self) -> dict[int, float]:
-        """By slot: until when no pod is made."""
+        """Time until which no pod is made, by slot."""
         times_s = held_until(self.early), held_until(self.disrupted), self.capacity.held or {}
         return {slot: max(some[slot] for some in times_s if slot in some) for slot in set().union(*times_s)}
 

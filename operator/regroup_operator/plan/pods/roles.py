@@ -27,7 +27,7 @@ from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.set_up import not_set_up
 
 MAX_MESSAGE = 400
-"""Of a message in status.roles. A command in it has names of up to 63 characters, and has to be whole."""
+"""Characters of a message in status.roles. A command in it has names of up to 63 characters, and has to be whole."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
 LASTED_S = 60.0
 """A pod that has run for so long ends a row of failed ones."""

@@ -1,14 +1,22 @@
-"""Decide which worker pods to create, to release and to delete.
+"""Decide which worker pods to create, to release and to delete. Pure.
 
-Pure. Every slot of the job (spares have slots, too) has one pod that can serve. A pod is replaced when it is gone or failed, when
-it is asked to leave, when its node is not ready and its agent silent, or when its agent has exited and does not come back; before
-the first generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, one whose
-agent got SIGTERM (a kubelet that evicts a pod, or shuts its node down, deletes nothing), and one of which a notice says that one
-of both will come (Pod.notice): if the notice is taken back, it serves again. A pod leaves by rule RELEASE: only after
-all members of the newest generation have adopted, and only once its UID stands in status.released. Never a forced delete.
+Every slot of the job has one pod that can serve; spares have slots, too. A pod is replaced in these cases:
 
-Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is
-deleted: nothing of the job shall go on, or hold a GPU.
+- It is gone or failed.
+- It is asked to leave.
+- Its node is not ready and its agent is silent.
+- Its agent has exited and does not come back.
+- The spec has changed since it was made, and there is no generation yet.
+
+A pod is asked to leave if it is being deleted or its agent got SIGTERM. It also is if a notice says that one of both will come
+(Pod.notice). A kubelet that evicts a pod, or shuts its node down, deletes nothing. If the notice is taken back, the pod serves
+again.
+
+A pod leaves by rule RELEASE: only after all members of the newest generation have adopted, and only once status.released has its
+UID. No delete is ever forced.
+
+Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is deleted:
+nothing of the job shall go on, or hold a GPU.
 """
 
 from __future__ import annotations
@@ -25,11 +33,11 @@ from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 
 ENDS_WITHIN_S = 335.0
-"""An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py): 300 s after Suspended
-they get SIGTERM, 5 s later SIGKILL, and 30 s later it exits without them."""
+"""An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py). They get SIGTERM 300 s
+after Suspended, and SIGKILL 5 s later. The agent exits without them another 30 s later."""
 LOGS_S = 3600.0
-"""After a failure the pod that the message names is kept for so long although another container of it runs on: its log says why.
-Its GPUs are kept with it. The other pods of the job are not, and none with cleanPodPolicy Running or All."""
+"""Seconds for which the pod that a failure's message names is kept for its log, although another container of it runs on. Its GPUs
+are kept with it. The other pods of the job are not kept, and none is with cleanPodPolicy Running or All."""
 SLOW_STOP_S = 60.0
 """A pod that has not ended so long after its agent was told to stop is named in the status."""
 
@@ -66,13 +74,13 @@ class Roster:
     """The newest pods that failed, were evicted or were given back (early.py, failures/on_exit.py, capacity.py), and may be gone:
     nor are their numbers."""
     bad_nodes: Mapping[int, tuple[str, ...]]
-    """By slot: nodes on which its pods failed."""
+    """Nodes on which the pods of a slot failed, by slot."""
     held: Mapping[int, float] = field(default_factory=dict)
-    """By slot: until when no pod is made (early.py, capacity.py)."""
+    """Time until which no pod of a slot is made, by slot (early.py, capacity.py)."""
     now_s: float
     hello_timeout_s: float
     term_began_s: float = float("-inf")
-    """Since when agents can have called this operator; silence before that proves nothing."""
+    """The time since which agents can have called this operator. Silence before it proves nothing."""
     blip_s: float = 0.0
     """A pod that starts keeps its slot for so long while its node is not ready."""
 
@@ -100,10 +108,12 @@ class Roster:
     def given_up_s(self, worker: Worker, pod: Pod) -> float | None:
         """Return when a pod of an ended job is deleted if it is still there; None: its agent has not been told to stop.
 
-        The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
+        The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it. Nor does
         one whose container crashes again before its agent could call. An agent that has not called a new operator yet is on its
-        way, or has exited already and its pod is about to succeed. What the API says of a pod may be older than what its agent
-        says: on a busy node it is Pending for seconds after its processes have started.
+        way, or has exited already and its pod is about to succeed.
+
+        The API may know less of a pod than its agent says. On a busy node a pod is Pending for seconds after its processes have
+        started.
         """
         session = worker.session
         if session is None:
@@ -118,8 +128,11 @@ class Roster:
         return max(closed_s, pod.running_since_s or closed_s) + self.hello_timeout_s
 
     def exited_s(self, worker: Worker) -> float | None:
-        """Return when an agent that has said that it exits, and that no other has followed, counts as gone: its container cannot
-        end, because a process in it hangs in the kernel. Otherwise the kubelet starts the container again at once."""
+        """Return when an agent that has said that it exits counts as gone, if no other agent has followed.
+
+        Its container cannot end then, because a process in it hangs in the kernel. Otherwise the kubelet starts the container again
+        at once.
+        """
         session = worker.session
         return session.condition_at_s + self.hello_timeout_s if session is not None and said_stopped(worker) else None
 
@@ -134,7 +147,8 @@ class Roster:
         return until_s is not None and until_s > self.now_s
 
     def unready_until_s(self, worker: Worker, pod: Pod) -> float | None:
-        """Return how long a pod without an agent holds its slot on a node that is not ready; None: not at all, or it is ready.
+        """Return until when a pod without an agent holds its slot on a node that is not ready. None: it does not hold it, or the
+        node is ready.
 
         A pod that starts may have its image half pulled, and another pod would have to pull it, too. A kubelet that has just
         started says for a moment that its node is not ready, and then starts the containers again.
@@ -158,11 +172,11 @@ def plan_workers(
 ) -> WorkerChanges:
     """Return the changes to the pods of a job that trains.
 
-    `settled`: every member of the newest generation has adopted it (a generation that is about to be written is not), so that
-    nobody else is needed any more. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they serve no slot,
-    and stay until rule RELEASE lets them go. `given_back`: UIDs of pods that never had a node and leave at once. `unmade`: slots of
-    which no pod is made now. `unsure`: UIDs of pods that may not get into the next generation although they are ready: one that can
-    take the place of such a pod stays.
+    `settled` says that every member of the newest generation has adopted it, so that no other worker is needed any more. A
+    generation that is about to be written is not settled. `abandoned` has the UIDs of pods that the job no longer waits for
+    (lateness.py). They serve no slot, and stay until rule RELEASE lets them go. `given_back` has the UIDs of pods that never had a
+    node and leave at once. No pod is made for the slots in `unmade` now. `unsure` has the UIDs of pods that may not get into the
+    next generation although they are ready. A pod that can take the place of such a pod stays.
     """
     gone = roster.released | abandoned | given_back
     serving: dict[int, Worker] = {}
@@ -192,9 +206,11 @@ def plan_workers(
 
 
 def plan_ended(roster: Roster, read_until_s: Mapping[str, float]) -> WorkerChanges:
-    """Return the changes to the pods of a job that is complete, has failed or is suspended: nothing is created or released, and
-    what does not end by itself is deleted. `read_until_s`: by UID, until when a pod is kept for its log once its agent has
-    stopped."""
+    """Return the changes to the pods of a job that is complete, has failed or is suspended.
+
+    Nothing is created or released, and pods that do not end by themselves are deleted. `read_until_s` says by UID until when a pod
+    is kept for its log once its agent has stopped.
+    """
     usable = [(w, pod) for w, pod in roster.pods if pod.usable]
     ends = [(pod, _kept_until_s(w, roster.given_up_s(w, pod), read_until_s)) for w, pod in usable]
     told = [w.session.told_stop_at_s for w, _ in usable if w.session is not None]
@@ -213,9 +229,12 @@ def next_attempts(used: Iterable[MemberId]) -> dict[int, int]:
 def _never_took_part(
     worker: Worker, abandoned: frozenset[str], named: Collection[MemberId], instead: Worker | None
 ) -> bool:
-    """Return whether a worker that is not waited for can hold no state and witness nothing: it never adopted a generation and is
-    named in none. Rule RELEASE keeps it for nobody. While a job stands still the next one of its slot would not be the last; and
-    where another one has its slot (`instead`), it may hold the room that the job stands still for."""
+    """Return whether a worker that the job does not wait for can hold no state and witness nothing.
+
+    Such a worker never adopted a generation, and none names it. Rule RELEASE keeps it for nobody. While a job stands still the next
+    pod of its slot would not be the last. If another worker has its slot (`instead`), it may hold the room that the job stands
+    still for.
+    """
     pod, session = worker.pod, worker.session
     if pod is None or worker.id in named:
         return False

@@ -21,7 +21,7 @@ NAMES = {
     "apply": "optimizer",
     "between": "between steps",
 }
-"""What a part is called in the sentence; docs/reference/library.md explains each."""
+"""Name of each part in the sentence; docs/reference/library.md explains them."""
 NOTABLE = 0.1
 """A part below this share of a step is not named. Neither is a slowest worker for which others wait less than this."""
 MOST_PARTS = 3

@@ -61,9 +61,12 @@ def phase_of(
     stalled: bool = False,
     group: str | None = None,
 ) -> str:
-    """Return status.phase. `trained`: a generation has adopted before; `ended`: one of AT_REST, None: it wants to train;
-    `stalled`: steps are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's
-    own affair; `group`: whether a script's processes have formed theirs (script_group.py), None for a session."""
+    """Return status.phase.
+
+    `trained` says that a generation has adopted before. `ended` is one of AT_REST (None: the job wants to train). `stalled` says
+    that steps are overdue. That is the fault of the worker that cannot be reached, if there is one, and else the script's own
+    affair. `group` says whether a script's processes have formed theirs (script_group.py); it is None for a session.
+    """
     if ended:
         return ended
     if current is None:
@@ -92,7 +95,7 @@ def phase_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Workforce:
-    """What PodsReady and AgentsConnected are made from."""
+    """The facts behind the conditions PodsReady and AgentsConnected."""
 
     workers: Sequence[Worker]
     replicas: int
@@ -102,12 +105,12 @@ class Workforce:
     settings: Settings
     endpoint: str
     refusals: Mapping[str, str]
-    """By pod UID: why agents were turned away."""
+    """Sentences with which agents were turned away, by pod UID."""
     spares: int = 0
     held: str = ""
-    """Why pods are missing that are not made now."""
+    """The reason for which pods are not made now."""
     failing: Verdict | None = None
-    """Why pods fail before they run."""
+    """The reason for which pods fail before they run."""
 
     @cached_property
     def pods(self) -> list[Pod]:
@@ -116,7 +119,7 @@ class Workforce:
 
     @cached_property
     def running(self) -> list[Pod]:
-        """Those that run. A pod whose containers crash again and again has the phase Running, too."""
+        """The pods that run. A pod whose containers crash again and again has the phase Running, too."""
         connected = {w.uid for w in self.workers if w.connected}
         return [
             pod
@@ -197,7 +200,7 @@ def _agents_connected(workforce: Workforce) -> JobCondition:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How a job goes: what Training, Degraded, Complete and Failed are made from."""
+    """The facts behind the conditions Training, Degraded, Complete and Failed."""
 
     phase: str
     decision: Decision | None
@@ -206,29 +209,29 @@ class Course:
     workers: Sequence[Worker]
     failure: Verdict | None
     complete: Verdict | None = None
-    """What Complete says already."""
+    """The verdict that condition Complete has already."""
     finished: Finished | None = None
-    """Who has finished, in a generation that may be the one before the newest."""
+    """The end of the steps, in a generation that may be the one before the newest."""
     note: str = ""
-    """What a refusal said."""
+    """The text of a refusal."""
     group: str | None = None
-    """As in phase_of."""
+    """The state of a script's group, as in phase_of."""
     crash: str = ""
-    """What is said of a crash that repeats."""
+    """The sentence on a crash that repeats."""
     hang: str = ""
-    """What is known of a step that is overdue."""
+    """The sentence on a step that is overdue."""
     leaving: str = ""
-    """Who is asked to leave and still needed."""
+    """The sentence on workers that are asked to leave and still needed."""
     spares: str = ""
-    """Who is ready and in no whole group."""
+    """The sentence on workers that are ready and in no whole group."""
     memory: str = ""
-    """Which missing worker was killed for lack of it."""
+    """The sentence on a missing worker that was killed for lack of memory."""
     unsaved: str = ""
-    """Why the last checkpoint is missing."""
+    """The reason for which the last checkpoint is missing."""
     ignored: str = ""
-    """What is said of failures that recovery.onExit ignores."""
+    """The sentence on failures that recovery.onExit ignores."""
     roles: str = ""
-    """Which are required for completion, and while the job waits for them, how far they are."""
+    """Roles that are required for completion. While the job waits for them, their progress is in it, too."""
 
 
 def training_conditions(course: Course) -> list[JobCondition]:
@@ -373,8 +376,8 @@ def duration(seconds: float) -> str:
 
 
 def _trains(current: Current | None) -> tuple[int, int]:
-    """Return number and members of the generation that trains while the job is Running: until all members have adopted a
-    planned one, that is the one before."""
+    """Return number and members of the generation that trains while the job is Running. Until all members have adopted a planned
+    generation, that is the one before."""
     if current is None:
         return 0, 0
     if current.adopted or current.kind != PLANNED or not current.older:

@@ -18,9 +18,12 @@ def restarts_status(
     judged: Mapping[str, Any] | None = None,
     exits: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Return status.restarts with what is new, None where there is none and nothing was. `processes`, `pods`: by cause, how many
-    had to start again; `recent`: the fields for those that count against maxRestarts; None: as they were; `ignored`: new failures
-    that a rule ignores; `judged`: as in the status, None: it has none; `exits`: as in the status, None: as they were."""
+    """Return status.restarts with the new counts; None: nothing was ever counted.
+
+    `processes` and `pods` have the number of restarts by cause. `recent` has the fields for failures that count against maxRestarts
+    (None: unchanged). `ignored` is the number of new failures that a rule ignores. `judged` is the field of that name (None: the
+    status has none). `exits` is the field of that name (None: unchanged).
+    """
     new = (processes, pods, generations, ignored, recent is not None, judged is not None, exits is not None)
     if known is None and not any(new):
         return None

@@ -1,9 +1,11 @@
-"""Say how much of a job's time went into steps that count: status.goodput. Pure.
+"""Measure how much of a job's time went into steps that count: status.goodput. Pure.
 
-Each committed step is credited once, with the duration that its rank measured. What is redone after a loss, waits for a group,
-starts, checkpoints and hangs are the rest. That is the runtime goodput of the literature (productive time over the time since the
-start); the time before the first generation is not in it, since queues and image pulls are no fault of the job, nor is the time
-for which it was suspended. Scripts without the library report no steps, and have none.
+Each committed step is credited once, with the duration that its rank measured. Steps that are redone after a loss, waits for a
+group, starts, checkpoints and hangs are the rest.
+
+That is the runtime goodput of the literature: productive time over the time since the start. The time before the first generation
+is not in it, since queues and image pulls are no fault of the job. Nor is the time for which the job was suspended. Scripts without
+the library report no steps, and have none.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ def goodput(
     step_s: float | None,
     running_s: float,
 ) -> dict[str, Any] | None:
-    """Return status.goodput, None: nothing can be said yet.
+    """Return status.goodput; None: it is not known yet.
 
-    `known`: what is stored; `newest_step`: the newest committed step; `first_step`: with which the job began (0, or that of a
-    checkpoint), None: not known; `step_s`: the duration of a step now, in seconds, None: not known; `running_s`: seconds since
-    the job's start, without those for which it was suspended.
+    `known` is the stored value. `newest_step` is the newest committed step. `first_step` is the step with which the job began: 0,
+    or that of a checkpoint (None: not known). `step_s` is the duration of a step now, in seconds (None: not known). `running_s` is
+    the seconds since the job's start, without those for which it was suspended.
     """
     known = known or {}
     counted = known.get("step", first_step)

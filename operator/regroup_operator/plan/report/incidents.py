@@ -40,10 +40,10 @@ def _detect_ms(decision: Announce, fault: Fault | None) -> float | None:
 def with_times(
     incident: dict[str, Any], number: int, members: Sequence[Worker], persist_ms: float | None, *, planned: bool = False
 ) -> dict[str, Any]:
-    """Return the incident of the newest generation with what its members have measured since; what is known stays.
+    """Return the incident of the newest generation with what its members have measured since. Times that are in it already stay.
 
-    Members begin to form a forced generation together: the slowest one's time counts. To a `planned` one the joiners come
-    early and wait while the others train on: there the time of the last to come counts, the shortest.
+    Members begin to form a forced generation together, so the slowest one's time counts. The joiners of a `planned` one come early
+    and wait while the others train on. There the time of the last to come counts, which is the shortest.
     """
     out = dict(incident)
     sessions = [w.session for w in members if w.session is not None]

@@ -1,4 +1,5 @@
-"""What people see of a job: conditions, phase, columns, and the events that go with them. Pure; the words are conditions.py's."""
+"""The part of the status that people see: conditions, phase, columns, and the events that go with them. Pure; conditions.py has the
+sentences."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ from regroup_operator.plan.report.snapshots import NOT_TAKEN, judge_snapshots
 
 @dataclass(frozen=True)
 class Stages:
-    """What the stages of a plan have found."""
+    """Results of the stages of a plan."""
 
     facts: Facts
     failures: Failures
@@ -193,8 +194,11 @@ def _suspended(
 
 
 def _left_of(facts: Facts) -> str:
-    """Return what a job that is being suspended waits for. A pod on a node that is off, or cut off, is gone only once the API has
-    it no more: until then a process of the job may be alive there."""
+    """Return the sentence on what a job that is being suspended waits for.
+
+    A pod on a node that is off, or cut off, is gone only once the API has it no more. Until then a process of the job may be alive
+    there.
+    """
     pods = [*sorted(facts.inputs.obs.pods, key=lambda pod: pod.id), *facts.inputs.obs.roles]
     lost = [pod.name for pod in pods if not pod.node_ready]
     if lost:

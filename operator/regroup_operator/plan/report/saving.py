@@ -1,7 +1,7 @@
-"""Say whether the job's checkpoints reach their volume: condition CheckpointsSaved, and what is lacking at the end. Pure.
+"""Judge whether the job's checkpoints reach their volume: condition CheckpointsSaved, and the sentence at the end. Pure.
 
-The process that writes (rank 0's) never waits without a bound: training and the end of the job go on without a checkpoint
-that cannot be written. Why the job then still succeeds: docs/design/adr/0015-a-volume-that-does-not-answer.md.
+The process that writes (rank 0's) never waits without a bound. Training and the end of the job go on without a checkpoint that
+cannot be written. The job still succeeds then, for the reasons in docs/design/adr/0015-a-volume-that-does-not-answer.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Say when the operator last looked: `status.observedAt`, kubectl's column Seen. Pure.
 
-A status that nobody writes looks the same whether nothing happens or no operator is there (its node is cut off, the API
-server is down). So each write carries its time, and a job with a generation is written again when that is `every_s` old, at
-the same low priority as progress: what a reader sees tells how old it is.
+A status that nobody writes looks the same whether nothing happens or no operator is there. The operator's node may be cut off, or
+the API server down. So each write carries its time, and tells a reader how old it is. A job with a generation is written again when
+that time is `every_s` old, at the same low priority as progress.
 """
 
 from __future__ import annotations

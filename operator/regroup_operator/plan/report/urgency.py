@@ -1,7 +1,7 @@
-"""How soon a changed status is written. Pure.
+"""Decide how soon a changed status is written. Pure.
 
-Each write is a request to the API server, and each pod of a job that starts changes a number in the status. So only what a
-decision depends on is written at once; the rest is collected for as long as a reader may be shown what is out of date
+Each write is a request to the API server, and each pod of a job that starts changes a number in the status. So only what a decision
+depends on is written at once. The rest is collected for as long as a reader may be shown an old value
 (docs/design/adr/0060-few-writes-to-running.md).
 """
 
@@ -15,9 +15,9 @@ from regroup_operator.model.plan import JobMemory, Urgency
 from regroup_operator.plan.report.conditions import PENDING, STARTING
 
 SOON_S = 1.0
-"""How old a number or the words of a condition may be in the status of a job that trains, or has trained."""
+"""Greatest age of a number or the words of a condition in the status of a job that trains, or has trained."""
 STARTING_S = 5.0
-"""How old they may be in the status of a job that starts."""
+"""Their greatest age in the status of a job that starts."""
 
 _AGES_S = {Urgency.STARTING: STARTING_S, Urgency.SOON: SOON_S}
 
