@@ -42,7 +42,7 @@ def after(seen: Seen) -> JobMemory:
     slots = seen.nodes.last.keys() | seen.nodes.bad.keys()
     return remembered(
         {uid: WorkerMemory(each) for uid, each in seen.counted.items()},
-        {n: SlotMemory(failed_on=seen.nodes.last.get(n, ""), bad_node=seen.nodes.bad.get(n)) for n in slots},
+        {n: SlotMemory(failed_on=seen.nodes.last.get(n), bad_node=seen.nodes.bad.get(n)) for n in slots},
         script=seen.script,
     )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from regroup.protocol.document import Document
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod, PodPlace
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class SlotMemory(NamedTuple):
     """Pods in a row that were evicted or preempted soon after their start, and count nothing."""
     given_back: PodRow | None = None
     """Pods in a row that were deleted because no node had room for them."""
-    failed_on: str = ""
+    failed_on: str | None = None
     """The node on which its pod failed last."""
     bad_node: tuple[str, float] | None = None
     """The node on which its pods failed twice in a row, and when they last did (monotonic)."""
@@ -310,50 +312,13 @@ class JobMemory:
     """Maps an urgency, STARTING or SOON, to a monotonic time. Since then the planned status has differed from the stored one in
     something that is at least so urgent."""
 
-    @property
-    def peers(self) -> dict[str, tuple[int, str]]:
-        """Peers that were lost, by pod UID."""
-        return {uid: worker.peer for uid, worker in self.workers.items() if worker.peer is not None}
+    def of_workers(self, part: Callable[[WorkerMemory], Part | None]) -> dict[str, Part]:
+        """Return one part of the memories of pods, by pod UID. Pods without it are left out."""
+        return {uid: found for uid, worker in self.workers.items() if (found := part(worker)) is not None}
 
-    @property
-    def spells(self) -> dict[str, Spell]:
-        """Late workers, by pod UID."""
-        return {uid: worker.spell for uid, worker in self.workers.items() if worker.spell is not None}
-
-    @property
-    def setbacks(self) -> dict[str, Setback]:
-        """Workers that kept generations from forming, by pod UID."""
-        return {uid: worker.setback for uid, worker in self.workers.items() if worker.setback is not None}
-
-    @property
-    def readers(self) -> frozenset[str]:
-        """Pod UIDs of workers that could not read the checkpoint."""
-        return frozenset(uid for uid, worker in self.workers.items() if worker.cannot_read)
-
-    @property
-    def unplaced(self) -> dict[str, float]:
-        """Times since which pods have been unschedulable, by pod UID."""
-        return {uid: worker.unplaced_s for uid, worker in self.workers.items() if worker.unplaced_s is not None}
-
-    @property
-    def noticed(self) -> frozenset[str]:
-        """Pod UIDs of workers that are asked to leave by a notice."""
-        return frozenset(uid for uid, worker in self.workers.items() if worker.is_noticed)
-
-    @property
-    def failed(self) -> dict[int, PodRow]:
-        """Pods in a row that failed before they ran, by slot."""
-        return {number: slot.failed for number, slot in self.slots.items() if slot.failed is not None}
-
-    @property
-    def disrupted(self) -> dict[int, PodRow]:
-        """Pods in a row that were evicted or preempted, by slot."""
-        return {number: slot.disrupted for number, slot in self.slots.items() if slot.disrupted is not None}
-
-    @property
-    def given_back(self) -> dict[int, PodRow]:
-        """Pods in a row that found no node, by slot."""
-        return {number: slot.given_back for number, slot in self.slots.items() if slot.given_back is not None}
+    def of_slots(self, part: Callable[[SlotMemory], Part | None]) -> dict[int, Part]:
+        """Return one part of the memories of slots. Slots without it are left out."""
+        return {number: found for number, slot in self.slots.items() if (found := part(slot)) is not None}
 
 
 @dataclass(frozen=True)

@@ -145,9 +145,9 @@ def test_rows_of_failed_pods_are_forgotten_once_the_job_is_to_be_suspended() -> 
     row = PodRow(7, 3, 99.0)
     memory = remembered(slots={0: SlotMemory(failed=row), 1: SlotMemory(disrupted=row)})
     got = plan(memory=memory)
-    assert (got.memory.failed, got.memory.disrupted) == ({0: row}, {1: row})
+    assert got.memory.slots == memory.slots
     got = plan(job().with_spec(runPolicy={"suspend": True}), memory=memory)
-    assert (got.memory.failed, got.memory.disrupted) == ({}, {})
+    assert got.memory.slots == {}
 
 
 def test_slot_is_not_held_back_once_its_template_is_corrected() -> None:
@@ -394,7 +394,7 @@ def test_failures_of_a_template_that_was_corrected_before_the_start_count_no_mor
     given: dict[str, Any] = {"phase": "Failed", "running_since_s": None}
     pods = (make_pod(0, 1, spec_digest="of before", **given), make_pod(0, 2, spec_digest=digest, **given), make_pod(1))
     got = plan(job(None), pods=pods, sessions=())
-    assert got.memory.failed == {0: PodRow(1, 2, CLOCK.now_s)}
+    assert {slot: row.failed for slot, row in got.memory.slots.items() if row.failed} == {0: PodRow(1, 2, CLOCK.now_s)}
     assert [made[:2] for made in got.create] == [(0, 3)], "the first failure is made good at once"
 
 
@@ -874,7 +874,7 @@ def test_all_of_the_group_that_read_count_as_having_failed() -> None:
         f"w{slot}": make_session(slot, Phase.BROKEN, 1, fault=fault, fault_generation=1, fault_at_s=99.0)
         for slot in range(4)
     }
-    assert groups(**refused).memory.readers == {uid_of(2), uid_of(1)}
+    assert [uid for uid, w in groups(**refused).memory.workers.items() if w.cannot_read] == [uid_of(1), uid_of(2)]
 
 
 def test_words_of_who_leaves_are_those_of_its_position() -> None:

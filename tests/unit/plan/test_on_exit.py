@@ -545,7 +545,7 @@ def test_counted_evictions_are_no_crash_of_the_script() -> None:
         memory, status = got.memory, got.status
     assert (got.status["phase"] != "Failed", len(got.status["restarts"]["recent"])) == (True, 4)
     assert memory is not None
-    assert (memory.crash, memory.disrupted) == (None, {}), "what counts is bounded by maxRestarts, and not held back"
+    assert (memory.crash, memory.slots) == (None, {}), "what counts is bounded by maxRestarts, and not held back"
 
 
 @pytest.mark.parametrize("rules", [(rule("Ignore", reasons=["Preempted"]),), ()], ids=["ignored", "without a rule"])
@@ -560,7 +560,7 @@ def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time(rules:
         due.append(bool(got.create))
     assert due == [True, False, False]
     assert memory is not None
-    assert memory.disrupted[1].count == 3
+    assert memory.slots[1].disrupted == PodRow(3, 2, 100.0, "Preempted")
     ready = condition(got, "PodsReady")
     assert (ready["status"], ready["reason"]) == ("False", "Disrupted")
     assert (

@@ -233,9 +233,10 @@ def gather_facts(inputs: Inputs) -> Facts:
     """Return the facts. Before the first generation the pods of an earlier spec are released, and what kind of script they had is
     forgotten."""
     job, clock, stored = inputs.job, inputs.clock, inputs.job.status.to_dict()
-    sessions, peers = with_peers(inputs.obs.sessions, inputs.memory.issued.document, inputs.memory.peers)
+    memory, per_group = inputs.memory, job.spec.workers_per_group
+    sessions, peers = with_peers(inputs.obs.sessions, memory.issued.document, memory.of_workers(lambda w: w.peer))
     inputs = replace(inputs, obs=replace(inputs.obs, sessions=sessions))
-    obs, memory, per_group = inputs.obs, inputs.memory, job.spec.workers_per_group
+    obs = inputs.obs
     current = read_current(stored, obs.pods, memory.issued, obs.term_started_s, per_group)
     released, earlier = frozenset(stored.get("released", ())), tuple[str, ...]()
     changed: dict[str, Any] = {}
@@ -261,7 +262,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         now_s=clock.now_s,
         disconnect_s=job.spec.recovery.disconnect_seconds,
         settings=inputs.settings,
-        setbacks=memory.setbacks,
+        setbacks=memory.of_workers(lambda w: w.setback),
         unheard=silences.proven,
         done=_done(finished, current),
     )

@@ -217,9 +217,7 @@ class _Look:
         A node on which two pods of a slot failed in a row is avoided. Only the last such node of a slot is, because a slot must not
         run out of nodes.
         """
-        slots = self.memory.slots.items()
-        last = {number: slot.failed_on for number, slot in slots if slot.failed_on}
-        bad = {number: slot.bad_node for number, slot in slots if slot.bad_node is not None}
+        last, bad = self.memory.of_slots(lambda s: s.failed_on), self.memory.of_slots(lambda s: s.bad_node)
         for pod in pods:
             if pod.phase == "Failed" and pod.node and not self.counted(pod).has_ended:
                 if last.get(pod.slot) == pod.node:

@@ -207,7 +207,7 @@ def _rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failur
         ),
         pod_ends=None if is_repaired else _pod_ends(facts, seen, rulings),
         disrupted=note_disrupted_pods(
-            memory.disrupted,
+            memory.of_slots(lambda s: s.disrupted),
             [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             clock.now_s,

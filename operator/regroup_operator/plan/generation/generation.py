@@ -123,8 +123,11 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
 def _kept(facts: Facts) -> Kept:
     """Return what the plan before has left. Once all members have adopted, nobody has failed to read the checkpoint."""
     memory = facts.memory
-    readers = frozenset[str]() if facts.adoption.completed else memory.readers
-    return Kept(memory.issued, memory.spells, memory.setbacks, readers, memory.links)
+    readers = (
+        frozenset[str]() if facts.adoption.completed else memory.of_workers(lambda w: w.cannot_read or None).keys()
+    )
+    spells, setbacks = memory.of_workers(lambda w: w.spell), memory.of_workers(lambda w: w.setback)
+    return Kept(memory.issued, spells, setbacks, frozenset(readers), memory.links)
 
 
 def _see_late(facts: Facts, failures: Failures) -> NextGeneration:

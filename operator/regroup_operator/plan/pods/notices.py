@@ -6,7 +6,7 @@ follows from it is what follows from every other way of asking (Worker.draining)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from regroup_operator.model.ports import EventNote
@@ -22,7 +22,7 @@ class Notices:
     notes: tuple[EventNote, ...] = ()
 
 
-def judge_notices(workers: Iterable[Worker], noticed: frozenset[str], released: frozenset[str]) -> Notices:
+def judge_notices(workers: Iterable[Worker], noticed: Collection[str], released: frozenset[str]) -> Notices:
     """Return who is asked to leave by a notice, with an event for each change. `noticed`: as it was left by the plan before;
     `released`: UIDs of pods that leave anyway."""
     notes: list[EventNote] = []

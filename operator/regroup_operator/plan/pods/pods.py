@@ -81,13 +81,13 @@ class PodRows:
 
 def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
-    inputs, current, pods = facts.inputs, facts.current, facts.inputs.obs.pods
+    inputs, memory, current, pods = facts.inputs, facts.memory, facts.current, facts.inputs.obs.pods
     rows = _note_rows(facts, failures, lifecycle, generation)
     early, disrupted, capacity = rows.early, rows.disrupted, rows.capacity
     notices = Notices(frozenset())
     later: frozenset[int] = frozenset()
     if isinstance(lifecycle, Active):
-        notices = judge_notices(generation.workers, facts.memory.noticed, facts.released)
+        notices = judge_notices(generation.workers, memory.of_workers(lambda w: w.is_noticed or None), facts.released)
         later = _put_off(facts, generation, rows)
     changes = _worker_changes(facts, failures.seen.nodes, lifecycle, generation, rows, later)
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -100,7 +100,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
         job=inputs.job,
         pods=inputs.obs.roles,
         known=facts.status.get("roles", ()),
-        rows=facts.memory.roles,
+        rows=memory.roles,
         active=isinstance(lifecycle, Active | Finishing | Completing),
         cleans=clears,
         clock=inputs.clock,
@@ -113,7 +113,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
     replaced, created = count_created(
         [MemberId(c.slot, c.attempt) for c in create],
         pods,
-        counted=facts.memory.created,
+        counted=memory.created,
         disrupted=failures.rows.disrupted,
         released=facts.released,
         members=current.members if current is not None and not current.suspended else (),
@@ -139,10 +139,10 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
 def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration) -> PodRows:
     """Note which pods failed or found no room. A suspended job begins anew, and so does a slot whose template was corrected before
     the start."""
-    inputs = facts.inputs
+    inputs, memory = facts.inputs, facts.memory
     early, disrupted = dict[int, PodRow](), dict[int, PodRow]()
     if isinstance(lifecycle, Active | Finishing):  # it may need pods
-        known = _without(facts.memory.failed, facts.corrected)
+        known = _without(memory.of_slots(lambda s: s.failed), facts.corrected)
         early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
         disrupted = _without(failures.rows.disrupted, facts.corrected)
     lost = {w.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
@@ -153,8 +153,8 @@ def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generatio
         released=facts.released,
         slots=facts.slots,
         per_group=facts.per_group,
-        unplaced=facts.memory.unplaced,
-        rows=facts.memory.given_back,
+        unplaced=memory.of_workers(lambda w: w.unplaced_s),
+        rows=memory.of_slots(lambda s: s.given_back),
         clock=inputs.clock,
     )
     return PodRows(early, disrupted, capacity, lost, reached)
