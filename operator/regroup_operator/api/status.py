@@ -290,9 +290,6 @@ class SeenExits(WrittenModel):
     generation: int | None = None
     """Tier Script: the newest generation of which an exit has been counted."""
 
-    unnumbered: bool | None = None
-    """An operator of an earlier release has counted exits, and has not said which."""
-
 
 PROCESS_CAUSES = ("ExitCode", "Signal", "OOMKilled", "Hung")
 POD_CAUSES = ("PodFailed", "NodeNotReady", "Deleted", "Unresponsive")

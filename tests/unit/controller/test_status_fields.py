@@ -18,7 +18,6 @@ ELSEWHERE = {
     *(f"status.endTakenBack.{name}" for name in ("at", "generation", "step")),
     "status.incidents.startMs",  # tier Script: test_change.py
     "status.restarts.exits.generation",  # tier Script: tests/unit/plan/test_exits.py
-    "status.restarts.exits.unnumbered",
     "status.checkpoint",
     *(f"status.checkpoint.{name}" for name in ("at", "directory", "generation", "kept", "step")),
     "status.incidents.firstStepMs",

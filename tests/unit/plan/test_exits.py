@@ -88,8 +88,6 @@ OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
         pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1), 0, id="counted by the operator before"),
         pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1, 2, 3), 2, id="two of three are new"),
         pytest.param({"processes": 1, "exits": {"newest": {OTHER_POD: 1}}}, numbered(0, 1), 1, id="an earlier pod of that name"),
-        pytest.param({"processes": 1}, numbered(0, 1), 0, id="counted by an operator that knew no numbers"),
-        pytest.param({"processes": 1}, numbered(0, 1, at_s=60.0), 1, id="which has gone since"),
         pytest.param({"pods": 1}, numbered(0, 1), 1, id="there was a lost pod, and no exit"),
         pytest.param({"processes": 1, "exits": {"newest": {KEY: 9}}}, exited(0), 1, id="an agent that says no numbers"),
     ],
@@ -97,8 +95,7 @@ OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
 def test_exit_that_is_said_to_another_operator_counts_once(
     restarts: dict[str, Any] | None, session: Session, counted: int
 ) -> None:
-    began_s = 50.0 if session.exits[0].at_s == 60.0 else 99.5
-    obs = Observation(ALL, {session.pod_uid: session}, term_started_s=began_s)
+    obs = Observation(ALL, {session.pod_uid: session}, term_started_s=99.5)
     known = read_exits(restarts)
     seen = see_failures(obs, JobMemory(), CLOCK, tier="Session", current=make_current(), known_exits=known)
     assert len(seen.failures) == counted
@@ -115,19 +112,6 @@ def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_nex
         "newest": {KEY: 1, exit_key(ALL[1]): 1},
         "generation": 1,
     }
-
-
-def test_counts_without_numbers_are_remembered_for_pods_whose_agents_have_not_called_yet() -> None:
-    """The first of two agents reports its counted exit again, and something new is counted: the other one is still to come."""
-    known = read_exits({"processes": 2})
-    obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1),)}, term_started_s=99.5)
-    said = exits_status(known, obs, 0, "Session", counted=True)
-    assert said == {"newest": {KEY: 1}, "unnumbered": True}
-    both = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))}, term_started_s=99.5)
-    known = read_exits({"processes": 3, "exits": said})
-    assert (
-        see_failures(both, JobMemory(), CLOCK, tier="Session", current=make_current(), known_exits=known).failures == ()
-    )
 
 
 @pytest.mark.parametrize(

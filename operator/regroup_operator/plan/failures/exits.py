@@ -76,17 +76,12 @@ class SeenExits:
     """Maps a pod (`exit_key`) to the number of its newest exit."""
     generation: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
-    unnumbered: bool = False
-    """An operator that knew no numbers has counted exits of this job."""
 
 
 def read_exits(restarts: Mapping[str, Any] | None) -> SeenExits:
     """Return what status.restarts says of exits."""
-    restarts = restarts or {}
-    said = restarts.get("exits")
-    if said is None:
-        return SeenExits(unnumbered=restarts.get("processes", 0) > 0)
-    return SeenExits(said.get("newest") or {}, said.get("generation") or 0, bool(said.get("unnumbered")))
+    said = (restarts or {}).get("exits") or {}
+    return SeenExits(said.get("newest") or {}, said.get("generation") or 0)
 
 
 def exits_status(
@@ -109,7 +104,7 @@ def exits_status(
     said: dict[str, Any] = {"newest": newest}
     if tier == "Script":
         said["generation"] = script_failed
-    return said | {"unnumbered": True} if known.unnumbered else said
+    return said
 
 
 def exit_key(pod: Pod) -> str:
@@ -143,7 +138,7 @@ def see_failures(
         session = obs.sessions.get(pod.uid)
         if session is not None:
             fresh = _fresh(session, look.counted(pod).exits)
-            exited += [_exit(pod, e, clock) for e in fresh if _is_new(e, pod, known_exits, obs)]
+            exited += [_exit(pod, e, clock) for e in fresh if _is_new(e, pod, known_exits)]
         leaves = _is_asked_to_leave(pod, session)
         for failures, is_over in (
             look.container_failures(pod, leaves=leaves),
@@ -355,14 +350,9 @@ def _loss(new: MemberId, last: Pod | None, row: PodRow | None) -> str:
     return "Deleted" if last.terminating else "Unresponsive"
 
 
-def _is_new(ended: ProcessExit, pod: Pod, known: SeenExits, obs: Observation) -> bool:
+def _is_new(ended: ProcessExit, pod: Pod, known: SeenExits) -> bool:
     """Return whether no operator before this one has counted an exit."""
-    if not ended.number:
-        return True
-    newest = known.newest.get(exit_key(pod))
-    if newest is None and known.unnumbered:
-        return ended.at_s >= obs.term_started_s  # what ended before was counted without a number
-    return ended.number > (newest or 0)
+    return not ended.number or ended.number > known.newest.get(exit_key(pod), 0)
 
 
 def _fresh(session: Session, counted: int) -> tuple[ProcessExit, ...]:

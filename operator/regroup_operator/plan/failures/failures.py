@@ -14,12 +14,20 @@ from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
-from regroup_operator.plan.failures.exits import Seen, excused_generations, exits_status, read_exits, see_failures
+from regroup_operator.plan.failures.exits import (
+    Seen,
+    SeenExits,
+    excused_generations,
+    exits_status,
+    read_exits,
+    see_failures,
+)
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
 from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_commit, no_commit_failure
 from regroup_operator.plan.failures.on_exit import (
     EXIT_RULE,
     QUIET_S,
+    JudgedExits,
     Rulings,
     blocked_pod,
     blocked_sentence,
@@ -105,28 +113,9 @@ def judge_failures(facts: Facts) -> Failures:
     inputs, obs, rules = facts.inputs, facts.inputs.obs, facts.inputs.job.spec.recovery.on_exit
     was_judged, ends = read_judged(facts.status.get("restarts"))
     known_exits = read_exits(facts.status.get("restarts"))
-    seen = see_failures(
-        obs,
-        facts.memory,
-        inputs.clock,
-        tier=facts.tier,
-        current=facts.current,
-        ends=ends if rules else None,
-        released=facts.released,
-        known_exits=known_exits,
-    )
-    if facts.tier == "Script":
-        seen = replace(seen, failures=with_returned(seen.failures, facts.current, facts.returned))
+    seen = _see(facts, known_exits, ends if rules else None)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
-    containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
-    finished = facts.finished if facts.ends_alone else None
-    rulings = judge_exits(
-        rules,
-        ended,
-        judged=was_judged,
-        generations=_generations(facts, containers),
-        finished=finished.generation if finished is not None else 0,
-    )
+    rulings = _rule(facts, was_judged, ended)
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     rows = _rows(facts, seen, rulings, processes)
     crash, ignored = rows.crash, rows.ignored
@@ -135,14 +124,7 @@ def judge_failures(facts: Facts) -> Failures:
     restarts = _restarts(facts, rulings.counted) if rulings.counted else None
     of_roles = role_verdict(inputs.job, obs.roles)
     hang, workers = _hang(facts)
-    unread, unread_due_s = judge_unread(
-        checkpoint=inputs.job.spec.checkpoint,
-        tier=facts.tier,
-        current=facts.current,
-        members=members_of(workers),
-        start_timeout_s=inputs.settings.start_timeout_s,
-        now_s=inputs.clock.now_s,
-    )
+    unread, unread_due_s = _unread(facts, workers)
     num_without_commit = _num_without_commit(facts, workers)
     verdict = (  # of the first judge that has one
         _cannot_run(seen.failures, inputs.logs)
@@ -175,6 +157,49 @@ def judge_failures(facts: Facts) -> Failures:
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
         unread=unread,
         due_s=earliest([unread_due_s, _quiet_s(inputs, ignored)], after_s=inputs.clock.now_s),
+    )
+
+
+def _see(facts: Facts, known_exits: SeenExits, ends: Mapping[str, int] | None) -> Seen:
+    """Return what has failed since the last plan. `ends` is the number of judged ends of each pod; None: all are."""
+    seen = see_failures(
+        facts.inputs.obs,
+        facts.memory,
+        facts.inputs.clock,
+        tier=facts.tier,
+        current=facts.current,
+        ends=ends,
+        released=facts.released,
+        known_exits=known_exits,
+    )
+    if facts.tier != "Script":
+        return seen
+    return replace(seen, failures=with_returned(seen.failures, facts.current, facts.returned))
+
+
+def _rule(facts: Facts, judged: JudgedExits, ended: Sequence[Failure]) -> Rulings:
+    """Judge the new failures by the rules of spec.recovery.onExit."""
+    rules = facts.inputs.job.spec.recovery.on_exit
+    containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
+    finished = facts.finished if facts.ends_alone else None
+    return judge_exits(
+        rules,
+        ended,
+        judged=judged,
+        generations=_generations(facts, containers),
+        finished=finished.generation if finished is not None else 0,
+    )
+
+
+def _unread(facts: Facts, workers: tuple[Worker, ...]) -> tuple[Verdict | None, float | None]:
+    """Judge a script that does not read the checkpoint that the spec names, and say when to look again."""
+    return judge_unread(
+        checkpoint=facts.inputs.job.spec.checkpoint,
+        tier=facts.tier,
+        current=facts.current,
+        members=members_of(workers),
+        start_timeout_s=facts.inputs.settings.start_timeout_s,
+        now_s=facts.inputs.clock.now_s,
     )
 
 
