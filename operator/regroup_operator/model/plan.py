@@ -337,6 +337,14 @@ class ProgressDue:
     generations: tuple[int, ...]
 
 
+class CreateWorker(NamedTuple):
+    """Make the pod of a slot, preferably not on `avoid_nodes`."""
+
+    slot: int
+    attempt: int
+    avoid_nodes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class JobPlan:
     """The actions of a plan, in this order: write the status (if it changed), tell, then create and delete pods."""
@@ -345,8 +353,7 @@ class JobPlan:
     urgency: Urgency
     memory: JobMemory
     tell: tuple[Tell, ...] = ()
-    create: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
-    """(slot, attempt, nodes to avoid)."""
+    create: tuple[CreateWorker, ...] = ()
     create_roles: tuple[tuple[str, int, int], ...] = ()
     """(role, index, attempt)."""
     delete: tuple[Pod, ...] = ()

@@ -65,7 +65,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         urgency=Urgency.NOW if notes else report.urgency,
         memory=remember(facts, failures, generation, pods),
         tell=(*generation.tell, *report.tell, *plan_commands(briefing)),
-        create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in pods.create),
+        create=pods.create,
         create_roles=pods.roles.create,
         delete=pods.delete,
         notes=notes,

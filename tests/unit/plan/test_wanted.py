@@ -11,13 +11,13 @@ from _regroup_agent import ending
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
 from regroup_operator.api.members import MemberId
+from regroup_operator.model.plan import CreateWorker
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.current import outdated
 from regroup_operator.plan.pods.wanted import (
     ENDS_WITHIN_S,
     SLOW_STOP_S,
-    CreateWorker,
     Roster,
     WorkerChanges,
     plan_ended,

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Verdict, earliest, seconds_of
+from regroup_operator.model.plan import CreateWorker, Verdict, earliest, seconds_of
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
@@ -24,7 +24,7 @@ from regroup_operator.plan.pods.early import disrupted_words, early_words, held_
 from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
-from regroup_operator.plan.pods.wanted import LOGS_S, CreateWorker, Roster, WorkerChanges, plan_ended, plan_workers
+from regroup_operator.plan.pods.wanted import LOGS_S, Roster, WorkerChanges, plan_ended, plan_workers
 
 TEMPLATE_WORDS = "none is made from a template that is not the one of the start (see condition Accepted)"
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.plan import earliest
+from regroup_operator.model.plan import CreateWorker, earliest
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 
@@ -40,15 +40,6 @@ LOGS_S = 3600.0
 are kept with it. The other pods of the job are not kept, and none is with cleanPodPolicy Running or All."""
 SLOW_STOP_S = 60.0
 """A pod that has not ended so long after its agent was told to stop is named in the status."""
-
-
-@dataclass(frozen=True)
-class CreateWorker:
-    """Make the pod of a slot, preferably not on `avoid_nodes`."""
-
-    slot: int
-    attempt: int
-    avoid_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
