@@ -146,7 +146,8 @@ def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generatio
         early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
         disrupted = _without(failures.rows.disrupted, facts.corrected)
     lost = {w.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
-    reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
+    unreached = lost.keys() | generation.abandoned
+    reached = [pod for pod in inputs.obs.pods if pod.uid not in unreached]
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
         pods=reached,
