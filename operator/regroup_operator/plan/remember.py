@@ -17,8 +17,6 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.pods.pods import PodChanges
 
-NOTHING = SlotMemory()
-
 
 def remember(facts: Facts, failures: Failures, generation: NextGeneration, pods: PodChanges) -> JobMemory:
     """Return what the next plan is told of this one, after the status of this one has been written."""
@@ -61,11 +59,17 @@ def _workers(facts: Facts, failures: Failures, generation: NextGeneration, pods:
 def _slots(facts: Facts, failures: Failures, pods: PodChanges) -> dict[int, SlotMemory]:
     """Return what is remembered of each slot that the job has, or that has a pod."""
     rows, nodes = pods.rows, failures.seen.nodes
-    columns = rows.early, rows.disrupted, rows.capacity.rows, nodes.last, nodes.bad
     with_pods = {pod.slot for pod in facts.inputs.obs.pods}
+    known = set(rows.early).union(rows.disrupted, rows.capacity.rows, nodes.last, nodes.bad)
     return {
-        slot: SlotMemory(*(column.get(slot, default) for column, default in zip(columns, NOTHING)))
-        for slot in sorted(set().union(*columns))
+        slot: SlotMemory(
+            rows.early.get(slot),
+            rows.disrupted.get(slot),
+            rows.capacity.rows.get(slot),
+            nodes.last.get(slot),
+            nodes.bad.get(slot),
+        )
+        for slot in sorted(known)
         if slot < facts.known_slots or slot in with_pods
     }
 

@@ -14,7 +14,7 @@ from harness.polling import until_async
 from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
 from regroup_operator.background import MAX_TOGETHER, MAX_TURNS, LoopBackground, Turns
 from regroup_operator.maker import UNSEEN_S, Maker
-from regroup_operator.model.plan import JobMemory, JobPlan, Urgency
+from regroup_operator.model.plan import CreateWorker, JobMemory, JobPlan, Urgency
 from regroup_operator.model.ports import AlreadyExists, EventNote
 from regroup_operator.model.records import Pod
 from tests.builders.jobs import stored_job
@@ -74,7 +74,7 @@ class Setting:
 
     def want(self, *slots: int, attempt: int = 0, delete: tuple[Pod, ...] = (), pods: tuple[Pod, ...] = (),
              confirmed: bool = True) -> float | None:  # fmt: skip
-        create = tuple((slot, attempt, ()) for slot in slots)
+        create = tuple(CreateWorker(slot, attempt) for slot in slots)
         plan = JobPlan(status={}, urgency=Urgency.LATER, memory=JobMemory(), create=create, delete=delete)
         return self.maker.want(JOB, plan, pods, confirmed=confirmed)
 
@@ -304,7 +304,7 @@ def test_pods_of_roles_are_made_too_each_with_a_back_off_of_its_own() -> None:
             status={},
             urgency=Urgency.LATER,
             memory=JobMemory(),
-            create=((0, 0, ()),),
+            create=(CreateWorker(0, 0),),
             create_roles=(("ps", 0, 3), ("ps", 1, 0)),
         )
         setting.maker.want(JOB, plan, (), confirmed=True)
@@ -397,7 +397,7 @@ def test_jobs_that_start_get_their_pods_one_job_after_the_other_and_those_that_r
 
         def want(job: Job, slots: int) -> None:
             maker = Maker(ports, ports, ports, background, lambda: 0.0, lambda *_: None)
-            create = tuple((slot, 0, ()) for slot in range(slots))
+            create = tuple(CreateWorker(slot, 0) for slot in range(slots))
             maker.want(
                 job, JobPlan(status={}, urgency=Urgency.LATER, memory=JobMemory(), create=create), (), confirmed=True
             )
@@ -432,7 +432,7 @@ def test_one_large_job_does_not_keep_the_others_waiting() -> None:
         ports: Any = Ports()
         for name, slots in (("large", 2000), ("small", 8)):
             maker = Maker(ports, ports, ports, background, lambda: 0.0, lambda *_: None)
-            create = tuple((slot, 0, ()) for slot in range(slots))
+            create = tuple(CreateWorker(slot, 0) for slot in range(slots))
             plan = JobPlan(status={}, urgency=Urgency.LATER, memory=JobMemory(), create=create)
             maker.want(replace(JOB, name=name), plan, (), confirmed=True)
         await until_async(lambda: made.count("small") == 8, "the small one")
