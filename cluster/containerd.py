@@ -1,7 +1,7 @@
 """A client of one containerd, by `ctr`: lists its images, and loads the blobs that it does not hold yet."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from cluster import oci
@@ -55,14 +55,34 @@ def load(client: Client, layout: Path, image: oci.Image) -> int:
     if image.name in held:
         # The name moves before the new image is unpacked; without this the collector may take torch's layer in between.
         client.run("images", "tag", "--force", image.name, previous)
-    size_bytes = _import(client, layout, image)
+    try:
+        size_bytes = _import(client, layout, image)
+    except ClusterError:
+        # ctr moves the name before it unpacks the image: the next load would take a part of the image for the whole.
+        restored = ("tag", "--force", previous, image.name) if image.name in held else ("rm", image.name)
+        client.run("images", *restored)
+        raise
     if image.name in held:
         client.run("images", "rm", previous)
     return size_bytes
 
 
 def _import(client: Client, layout: Path, image: oci.Image) -> int:
-    present = client.contents()
+    """Send an image without the blobs that containerd holds, and return the bytes of those sent.
+
+    Its collector may take a blob of an image that was replaced while the import runs: "content digest ... not found". A second try
+    sends all blobs.
+    """
+    size_bytes, complaint = _send(client, layout, image, client.contents())
+    if "not found" in complaint:
+        size_bytes, complaint = _send(client, layout, image, set())
+    if complaint:
+        raise ClusterError(f"containerd did not take the image {image.name}: {complaint[-300:]}")
+    return size_bytes
+
+
+def _send(client: Client, layout: Path, image: oci.Image, present: Set[str]) -> tuple[int, str]:
+    """Import an image once, without the blobs in `present`. Return the bytes of the others, and containerd's complaint if it failed."""
     process = client.importer()
     assert process.stdin is not None
     assert process.stderr is not None
@@ -71,7 +91,5 @@ def _import(client: Client, layout: Path, image: oci.Image) -> int:
         process.stdin.close()
     except BrokenPipeError:
         size_bytes = 0
-    complaint = process.stderr.read().decode(errors="replace")
-    if process.wait() != 0:
-        raise ClusterError(f"containerd did not take the image {image.name}: {complaint.strip()[-300:]}")
-    return size_bytes
+    complaint = process.stderr.read().decode(errors="replace").strip()
+    return size_bytes, (complaint or "it gave no reason") if process.wait() != 0 else ""
