@@ -82,7 +82,10 @@ def _import(client: Client, layout: Path, image: oci.Image) -> int:
 
 
 def _send(client: Client, layout: Path, image: oci.Image, present: Set[str]) -> tuple[int, str]:
-    """Import an image once, without the blobs in `present`. Return the bytes of the others, and containerd's complaint if it failed."""
+    """Import an image once, without the blobs in `present`.
+
+    Return the bytes of the blobs that were sent, and containerd's complaint, which is empty where it took the image.
+    """
     process = client.importer()
     assert process.stdin is not None
     assert process.stderr is not None
