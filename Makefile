@@ -13,6 +13,9 @@ export OMP_NUM_THREADS := 1
 export MAKE_BEGAN := $(shell date +%s.%N)
 # $(call downloaded,NAME,PYTHON): note what has taken since $$began, for the tour to print apart.
 downloaded = $(2) -c "from cluster import progress; progress.record('$(1)', 'download', $$((SECONDS - began)))"
+# The last line of a part's recipe: how long the part took. make expands a whole recipe before it runs the first line. TIMES names a file
+# that gets these lines, too.
+took = @echo "$@: $$(($$(date +%s) - $(shell date +%s))) s" | tee -a $(or $(TIMES),/dev/null)
 
 .PHONY: help
 help: ## Explain every target
@@ -30,13 +33,13 @@ demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained mode
 
 .PHONY: test
 test: verify test-unit test-simulator test-trainer ## Tests that need neither root nor a cluster (REGROUP_SLOW=1: the slow ones, too)
+	@echo "make test: $$(($$(date +%s) - $(basename $(MAKE_BEGAN)))) s"
 
-# What only computes runs beside tests that measure no time, with the lowest priority: it takes what they leave.
+# What measures no time runs beside tests/api, with a lower priority: it takes what they leave. They wait for most of theirs.
 .PHONY: test-cluster
 test-cluster: venv ## Tests with a real API server, kubelets and containers, and chaos (root; REGROUP_SLOW=1: the slow ones, too)
-	$(PYTEST) -m root tests/unit tests/trainer
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-api $(if $(REGROUP_CONTEXT),,images)
-	@$(MAKE) --no-print-directory test-chaos
+	@$(MAKE) --no-print-directory test-root
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync test-api test-chaos $(if $(REGROUP_CONTEXT),,images)
 	@$(MAKE) --no-print-directory test-e2e
 
 # --- its parts ------------------------------------------------------------------------------------------------------
@@ -49,42 +52,57 @@ verify: venv docs ## Check that generated files are current; check style, types,
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	$(PY) -m harness.voice
+	$(took)
 
 .PHONY: test-unit
 test-unit: venv ## Unit tests and the model of the protocol
 	$(PYTEST) $(TWO) tests/model tests/unit
+	$(took)
 
 .PHONY: test-simulator
 test-simulator: venv ## Random faults through operator and agents in memory: 1,200 walks with fixed seeds
 	nice -n 19 $(PY) -m tests.simulator --walks 1200 --jobs 2
+	$(took)
 
 .PHONY: test-trainer
 test-trainer: venv ## Tests with real trainer processes, gloo and SIGKILL
 	$(PYTEST) $(TWO) --durations=20 tests/trainer
+	$(took)
 
 .PHONY: test-oldest
 test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Regroup runs with
 	.venv-oldest/bin/python -m pytest -q $(TWO) tests/unit tests/trainer
+	$(took)
 
 .PHONY: programs
 programs: | $(UV) ## Build kube-apiserver, kubectl, helm and the rest, unless the cache has them; needs no venv
 	@nice -n 19 .uv/bin/python -m cluster build >/dev/null
+	$(took)
 
 .PHONY: images
 images: venv ## Build Regroup's images for the one-machine cluster, unless they are current (root)
 	@nice -n 19 $(PY) -m cluster build-images
+	$(took)
+
+.PHONY: test-root
+test-root: venv ## Unit and trainer tests that make cgroups, become another user or run containerd (root)
+	$(PYTEST) -m root tests/unit tests/trainer
+	$(took)
 
 .PHONY: test-api
 test-api: venv ## Tests with a real kube-apiserver and etcd (built once, then cached)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/api  # by the alphabet, whose first files take longest
+	$(took)
 
 .PHONY: test-e2e
 test-e2e: venv ## Tests with real kubelets and containers, power cuts included (root)
 	$(PYTEST) -rP --durations=20 tests/e2e  # -rP: the figures that the tests measured
+	$(took)
 
 .PHONY: test-chaos
 test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every kind and moment, both tiers
-	$(PY) -m chaos --seed 42193 --faults 40 --per-job 10
+	nice -n 10 $(PY) -m chaos --seed 42193 --faults 40 --per-job 10
+	$(took)
 
 .PHONY: test-all
 test-all: export REGROUP_SLOW := 1  # nothing is left out

@@ -16,6 +16,15 @@ def test_help_names_every_explained_target() -> None:
     assert explained == phony == shown
 
 
+def test_every_part_says_how_long_it_took() -> None:
+    text = (REPOSITORY / "Makefile").read_text()
+    (parts,) = re.findall(r"^test: (.+?) ##", text, re.MULTILINE)
+    (of_cluster,) = re.findall(r"^test-cluster: .*\n((?:\t.*\n)+)", text, re.MULTILINE)
+    for part in {*parts.split(), *re.findall(r"test-\w+|images|programs", of_cluster), "programs"}:
+        (recipe,) = re.findall(rf"^{part}: .*\n((?:\t.*\n)+)", text, re.MULTILINE)
+        assert recipe.splitlines()[-1] == "\t$(took)", part
+
+
 def test_ci_runs_every_part_of_make_test_and_test_cluster() -> None:
     """It calls the parts itself, so that some run beside others."""
     (parts,) = re.findall(r"^test: (.+?) ##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
