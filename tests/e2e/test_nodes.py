@@ -62,7 +62,7 @@ def test_survivors_of_a_power_cut_step_again_within_seconds(
     assert max(waits) <= NEVER_AFTER_S, waits
 
 
-@pytest.mark.slow
+@only_long("a node is cut above, and the leader dies in test_operators.py, test_hangs.py and test_end.py")
 def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:

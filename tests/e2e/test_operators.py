@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 from harness import faults, installation
@@ -113,7 +111,7 @@ def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJob
         assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
 
 
-@pytest.mark.slow
+@only_long("the operator is killed above, and tests/unit/controller/test_decision_log.py makes decisions again")
 def test_upgrade_of_the_chart_disturbs_nobody_and_its_decisions_can_be_made_again(
     shared_jobs: SharedJobs, operator: Kubectl, tmp_path: Path
 ) -> None:

@@ -476,7 +476,7 @@ def test_growth_waits_for_the_pause_after_the_last_change(jobs: Callable[..., Tr
     job.training(workers=1, after=generation, timeout_s=COOLDOWN_S)  # shrinking does not wait
 
 
-@pytest.mark.slow
+@only_long("tests/trainer/test_model_groups.py has it under `regroup run`")
 def test_model_that_is_split_over_two_workers_goes_on_after_a_kill(jobs: Callable[..., TracedJob]) -> None:
     job = jobs(
         replicas=4,
