@@ -132,7 +132,7 @@ def _say(console: Console, peer: Peer, every_s: float, what: str) -> None:
 
 
 def draw(path: Path, console: Console) -> int:
-    """Draw the last figures of this benchmark and of `bench.recovery`; 1 and one sentence if a file is missing."""
+    """Draw the last figures of this benchmark and of `bench.recovery`. Return 1, after one sentence, if a file is missing."""
     from bench.goodput_figure import draw as figure  # imports matplotlib
 
     recovery = OUT / "recovery.json"
@@ -146,7 +146,7 @@ def draw(path: Path, console: Console) -> int:
 
 
 def main() -> int:
-    """Measure the peers, print the table, write the JSON file; 1 and one sentence when a peer cannot be measured."""
+    """Measure the peers, print the table, write the JSON file. Return 1, after one sentence, if a peer cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.goodput", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"length of each run (default {SECONDS:g})")
     parser.add_argument(

@@ -171,7 +171,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main() -> int:
-    """Run the cases, print the table, write the JSON file; 1 and one sentence when one cannot be measured."""
+    """Run the cases, print the table, write the JSON file. Return 1, after one sentence, if one cannot be measured."""
     from rich.console import Console
 
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=(__doc__ or "").split("\n")[0])

@@ -90,7 +90,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main() -> int:
-    """Run it, print the table, write the JSON file; 1 and one sentence when it cannot be measured."""
+    """Run it, print the table, write the JSON file. Return 1, after one sentence, if it cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.quotas", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=40, help="measured steps of each kind (default 40)")
     args = parser.parse_args()

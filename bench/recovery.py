@@ -73,7 +73,7 @@ def kills(peer: Peer, console: Console, *, trials: int, seed: int) -> list[Trial
 
 
 def main() -> int:
-    """Measure the peers, print the tables, write the JSON file; 1 and one sentence when a peer cannot be measured."""
+    """Measure the peers, print the tables, write the JSON file. Return 1, after one sentence, if a peer cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.recovery", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trials", type=int, default=TRIALS, help=f"kills of each peer (default {TRIALS})")
     parser.add_argument("--seed", type=int, default=0, help="which ranks are killed (default 0)")

@@ -355,7 +355,7 @@ def with_table(page: str, found: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure the strategies, print the table, write the JSON file; 1 and one sentence when one cannot be measured."""
+    """Measure the strategies, print the table, write the JSON file. Return 1, after one sentence, if one cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.strategies", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--pairs", type=int, default=10, help="pairs of blocks of each strategy (default 10)")
     parser.add_argument(

@@ -98,7 +98,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main() -> int:
-    """Run it, print the table, write the JSON file; 1 and one sentence when it cannot be measured."""
+    """Run it, print the table, write the JSON file. Return 1, after one sentence, if it cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.tiers", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="blocks of each kind (default 8)")
     args = parser.parse_args()

@@ -173,7 +173,7 @@ def add_archive(file: Path, name: str | None = None) -> oci.Image:
             )
         name = name or oci.saved_name(Path(scratch))
         if name is None:
-            raise ClusterError(f"{file} does not say what its image is called: give it with --name.")
+            raise ClusterError(f"{file} gives its image no name: choose one with --name.")
         name = oci.full_name(name)
         if any(name == recipe.name for recipe in IMAGES.values()):
             raise ClusterError(f"{name} is the name of an image that `build-images` makes: choose another with --name.")

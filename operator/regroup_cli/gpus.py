@@ -82,7 +82,7 @@ def share(
         return Shares(None, processes)
     if processes > 1 and any(name.startswith("MIG-") for name in names):
         raise SpecError(
-            f"--processes-per-worker ({processes}) needs several GPUs in one worker, and CUDA shows a process one MIG device only. "
+            f"--processes-per-worker ({processes}) needs several GPUs in one worker, and CUDA shows a process only one MIG device. "
             "Use --workers for the number of processes, and leave --processes-per-worker at 1."
         )
     needed = most_workers * processes

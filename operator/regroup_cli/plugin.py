@@ -203,7 +203,7 @@ def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
     options = ["--container=trainer", *(["--follow"] if args.follow else [])]
     if args.slot is None:
         if args.previous:
-            raise KubectlFailed("--previous needs --slot N: the container before the last restart is one of one pod.")
+            raise KubectlFailed("--previous needs --slot N: it prints the log of one pod from before its last restart.")
         tail = 20 if args.tail is None else args.tail
         if args.follow and (num := kubectl.run("get", "pods", selector, "--output=name").count("pod/")) > MAX_LOGS:
             raise KubectlFailed(

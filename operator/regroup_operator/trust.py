@@ -66,7 +66,7 @@ class Trust:
                 await self._refresh()
                 return
             except _FormerCAError as error:
-                log.warning("The CA of before stays: %s", error)
+                log.warning("The trusted CAs stay as they were: %s", error)
                 return
             except ApiError as error:
                 log.warning("The CA's Secret could not be read: %s", error)

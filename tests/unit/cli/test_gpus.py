@@ -107,7 +107,7 @@ def test_share(given: Shares, want: list[str | None]) -> None:
         ),
         pytest.param({"workers": 1, "CUDA_VISIBLE_DEVICES": "cuda:0"}, "names 'cuda:0', which is neither", id="no name"),
         pytest.param(
-            {"workers": 1, "processes": 2, "found": SPLIT}, "CUDA shows a process one MIG device only.", id="MIG devices"
+            {"workers": 1, "processes": 2, "found": SPLIT}, "CUDA shows a process only one MIG device.", id="MIG devices"
         ),
     ],
 )  # fmt: skip

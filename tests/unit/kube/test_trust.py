@@ -180,7 +180,7 @@ def test_former_ca_that_is_no_certificate_changes_nothing_until_the_certificate_
         asyncio.run(trust._refresh())
     assert str(caught.value) == NO_FORMER
     asyncio.run(trust.load())
-    assert caplog.messages == [f"The CA of before stays: {NO_FORMER}"], "a term begins all the same"
+    assert caplog.messages == [f"The trusted CAs stay as they were: {NO_FORMER}"], "a term begins all the same"
     assert trust.ca_bundle() == old.ca_pem.decode()
     assert served(trust.context, old.ca_pem.decode()) is not None
     now_s[0] += 3 * DAY_S
