@@ -1,19 +1,22 @@
 """The exceptions of this library. `except regroup.RegroupError` catches all that are for the user.
 
-RegroupError                 a sentence for the user
-  UsageError                 the script asks for something that cannot work
-  StateError                 a `state` entry, model or optimizer cannot be saved or loaded
-  DivergedError              ranks of one generation disagree (parameters, step)
-  SampleError                a step would use samples other than its own (rule QUOTA)
-  BackendError               torch's backend failed in a collective, without a membership change
-  data.errors.DataError      also a ValueError
-  checkpoint.errors.CheckpointError
-GenerationChanged            ends a `with step:` block, which swallows it
-JobEnded                     the job has no further work for this process; ends the script with exit code 0
-GroupBroken                  a membership change ended a collective; becomes GenerationChanged (internal)
-  Aborted                    this process ended its groups
-  PeerLost                   a connection ended: another rank has gone or cannot be reached
-Refused                      the group may not train, because it cannot get the newest state (internal)
+The tree of exceptions:
+
+    RegroupError                 a sentence for the user
+      UsageError                 the script asks for something that cannot work
+      StateError                 a `state` entry, model or optimizer cannot be saved or loaded
+      DivergedError              ranks of one generation disagree (parameters, step)
+      SampleError                a step would use samples other than its own (rule QUOTA)
+      BackendError               torch's backend failed in a collective, without a membership change
+      data.errors.DataError      also a ValueError
+      checkpoint.errors.CheckpointError
+    GenerationChanged            ends a `with step:` block, which swallows it
+      DataEnded                  a stream ended before the step was whole (internal)
+    JobEnded                     the job has no further work for this process; ends the script with exit code 0
+    GroupBroken                  a membership change ended a collective; becomes GenerationChanged (internal)
+      Aborted                    this process ended its groups
+      PeerLost                   a connection ended: another rank has gone or cannot be reached
+    Refused                      the group may not train, because it cannot get the newest state (internal)
 """
 
 

@@ -146,7 +146,7 @@ def error_of(work: Any) -> BaseException | None:
 
 
 class _Waiter:
-    """A thread that calls `work.wait()` for other threads. The process has one; a new one replaces it if a call does not return."""
+    """A thread that calls `work.wait()` for others. The process has one. If a call does not return, a new one replaces it."""
 
     _current: _Waiter | None = None
 

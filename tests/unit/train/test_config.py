@@ -471,8 +471,8 @@ def test_each_of_several_mistakes_has_its_line() -> None:
         parse({"task": "digits", "steps": -1, "global_batch": 8, "seeds": 3})
     assert str(caught.value).splitlines() == [
         "steps (-1) must be at least 1. Correct it.",
-        "microbatch is missing. Add it: Samples in a forward pass. It divides `global_batch`, at least as often as there may be "
-        "processes.",
+        "microbatch is missing. Add it: Samples in a forward pass. `global_batch` is a multiple of it, with at least one "
+        "microbatch for each process.",
         "seeds (3) is no field of the configuration. Did you mean seed?",
     ]
 

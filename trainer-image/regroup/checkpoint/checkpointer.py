@@ -1,11 +1,12 @@
-"""What a session holds of the durable tier: copy and write in the background, never crash training.
+"""Writes and reads the checkpoints of a session. Copies and writes run in the background, and never crash training.
 
-Owns the writer thread (one write at a time, then what is to be pruned), the host memory it copies to (`staging`), and the sentences
-about what went wrong. Which rank writes, when the state is consistent and which ranks have committed the step is the
-caller's (`regroup.transaction`); with replicated data parallelism the process of rank 0 writes for all.
+Owns the writer thread, which makes one write or deletion at a time, the host memory of the copies, and the sentences about
+failures. The caller (`regroup.transaction`) decides which rank writes, when the state is consistent, and which steps all
+ranks have committed. With replicated data parallelism the process of rank 0 writes for all.
 
-A write: copy to host memory -> data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json
-(rule CKPT).
+A write (rule CKPT):
+
+    copy to host memory -> data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json
 """
 
 import contextlib
@@ -35,14 +36,14 @@ _NAME_ONE = "See `regroup checkpoint list DIR`, and name one that is complete in
 
 
 class Newest(NamedTuple):
-    """The newest checkpoint that may be read, or None; and one sentence for each newer one that was passed over."""
+    """The newest checkpoint that may be read, or None, and a sentence for each newer one that was passed over."""
 
     info: CheckpointInfo | None
     skipped: tuple[str, ...]
 
 
 class _Copied(NamedTuple):
-    """A state in host memory. `changed`: name of a tensor that was changed while it was copied; None: there is none."""
+    """A state in host memory. `changed` names a tensor that was changed during the copy; None: there is none."""
 
     tensors: Mapping[str, torch.Tensor]
     changed: str | None
@@ -50,7 +51,7 @@ class _Copied(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """The generation that a checkpoint is written in, and where that began."""
+    """The generation that writes a checkpoint, and its first step."""
 
     generation: int
     uid: str
@@ -59,11 +60,10 @@ class Origin:
 
 
 class Checkpointer:
-    """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
+    """The checkpoints of one job in one directory. The trainer's thread calls all methods; none is collective."""
 
     def __init__(self, directory: str, every_s: float, job_uid: str, staging: Staging | None = None) -> None:
-        """every_s: least time between the starts of two writes. staging: what copies the state; None: it is not changed while it
-        is copied."""
+        """`every_s` is the least time between the starts of two writes. `staging` copies the state; a test may leave it out."""
         store.prepare()
         self._directory = Path(directory)
         self._every_s = every_s
@@ -74,41 +74,41 @@ class Checkpointer:
         self._busy = False
         self._word: tuple[Sequence[str], int] | None = None
         self._next: tuple[Callable[[], None], str] | None = None
-        """The write that begins when the one under way has been committed, and what it does."""
+        """Write that follows the present one, and its description for `hangs`."""
         self._cancelled: list[threading.Event] = []
-        """Of the last two writes, the newest last."""
+        """Events that cancel the last two writes, the newest last."""
         self._staging = staging or Staging()
         self._host_of: threading.Event | None = None
-        """The write that uses the host memory still; None: it may be overwritten."""
+        """Event of the write that still uses the host memory; None: the memory may be overwritten."""
         self._host: dict[str, torch.Tensor] = {}
-        """The memory of the last copy: fresh pages would cost more than a copy."""
+        """Host memory of the last copy. It is used again, since fresh pages cost more than a copy."""
         self._must_wait = False
-        """The script changes the state between two commits: the caller waits for each copy."""
+        """The script changes the state between two commits, so `save` waits for each copy."""
         self._again = False
+        """The last copy failed because the state was changed, so the next `due` is True."""
         self._last: CheckpointRef | None = None
         self._problem: str | None = None
         self._failure: str | None = None
         self._doing, self._began_s = "", 0.0
-        """What the writer thread does, while it is busy, and since when (monotonic seconds), less its waits for other ranks."""
+        """Description of the writer thread's work, and the monotonic time of its begin, moved on by waits for other ranks."""
         self._awaits_ranks = False
-        """The data is durable, and the next commit is awaited: that takes a step, and the volume has no part in it."""
+        """The data is durable and the writer waits for the next commit, which takes a step and does not depend on the volume."""
         self.longest_s: float | None = None
-        """How long the volume took for the slowest write that came to an end, whatever end; None: there was none."""
+        """Duration of the slowest write so far, without waits for ranks; None: there was none. Failed writes count."""
 
     @property
     def last_committed(self) -> CheckpointRef | None:
-        """The newest checkpoint that this process has committed: what status.checkpoint may name next."""
+        """Newest checkpoint that this process has committed, which status.checkpoint may name next."""
         return self._last
 
     @property
     def problem(self) -> str | None:
-        """One sentence: why the last write or deletion came to nothing. None: it did not fail, or none was tried."""
+        """Sentence on why the last write or deletion came to nothing; None: it did not, or none was tried."""
         return self._problem
 
     @property
     def failure(self) -> str | None:
-        """The same, where there is something to repair: the volume, or too little memory. Not for a generation that ended in
-        between."""
+        """The same sentence if there is something to repair, such as the volume. None if only the generation ended in between."""
         return self._failure
 
     @property
@@ -117,7 +117,7 @@ class Checkpointer:
         return self._busy
 
     def hangs(self, bound_s: float) -> str | None:
-        """Return one sentence if the writer thread has been at one write or deletion for longer than `bound_s`."""
+        """Return a sentence if one write or deletion has taken longer than `bound_s`, else None."""
         doing, began_s = self._doing, self._began_s
         if not self._busy or self._awaits_ranks or time.monotonic() - began_s <= bound_s:
             return None
@@ -127,11 +127,11 @@ class Checkpointer:
         )
 
     def due(self, now_s: float) -> bool:
-        """Return True when it is time to `save`. now_s: any monotonic clock; the first call only starts it."""
+        """Return whether it is time to `save`. `now_s` is a monotonic time, and the first call starts the interval."""
         if self._started_s is None:
             self._started_s = now_s
         # A write whose data is durable waits for the next commit, at which the caller asks this. If it had to be over by then, only
-        # every second one of steps that are longer than the interval would be saved.
+        # every second step would be saved, with steps longer than the interval.
         if self._host_of is not None or (now_s - self._started_s < self._every_s and not self._again):
             return False
         self._started_s = now_s
@@ -148,22 +148,24 @@ class Checkpointer:
         part: tuple[int, int] | None = None,
         parts_within_s: float = 300.0,
     ) -> bool:
-        """Start to copy the state to host memory and to write it; `Staging.settle` waits for the copy. False: the data of the last
-        one is not durable yet, and it was not cancelled. While the last one waits for its ranks, or old checkpoints are being
-        deleted, the new one is copied, and waits for the writer thread.
+        """Start to copy the state to host memory and to write it. `Staging.settle` waits for the copy.
 
-        origin: the generation that this process is a member of; pair: the state's; digest: of the samples (SamplePlan.digest).
-        `acknowledged` is asked from another thread, about 50 times a second, once the data is durable: True when every rank has
-        committed this step; None: there is no other rank. It is asked until that is so, however long a step takes, or until
-        `cancel`: the caller calls that where nobody will commit on this state. part: (inner index, size) in a model group: each of
-        its processes saves its own part of one state at the same step, on one volume, and the first one makes the checkpoint of
-        them. It waits `parts_within_s` for the parts of the others. What goes wrong is in `problem`; nothing is raised but for a
-        tree that cannot be saved (CheckpointError, which names the entry).
+        Returns False, and starts nothing, if the data of the last write is not durable yet and the write was not cancelled. If the
+        writer thread waits for ranks or deletes, the state is copied now and written afterwards. Raises CheckpointError for a tree
+        that cannot be saved. All other failures are in `problem`.
+
+        - `pair`, `digest`: name of the state, and digest of its samples (SamplePlan.digest)
+        - `origin`: generation of which this process is a member
+        - `acknowledged()`: returns whether every rank has committed this step; None: there is no other rank. The writer thread
+          calls it about 50 times a second, once the data is durable, until it is True or until `cancel`. The caller must call
+          `cancel` if nobody will commit on this state.
+        - `part`: (inner index, size) in a model group. Each of its processes saves its part of one state at the same step, on one
+          volume. The first process joins them, and waits `parts_within_s` for the parts of the others.
         """
         if self._host_of is not None:
             if not self._host_of.is_set():
                 return False
-            # The write that was cancelled reads its host memory until it ends. In a model group the others write their parts now.
+            # The cancelled write reads its host memory until it ends. In a model group the others write their parts now.
             self._host = {}
         structure, tensors = pack(tree)
         copy = self._staging.start(tensors)
@@ -200,16 +202,15 @@ class Checkpointer:
         return True
 
     def cancel(self) -> None:
-        """Have the write that runs, and one that waits for it, end without a COMMIT, whatever is acknowledged from now on: their
-        state was replaced.
+        """End the present write, and one that waits for it, without a COMMIT, because their state was replaced.
 
-        One that was found acknowledged before this call is committed still.
+        A write that was already found acknowledged is committed all the same.
         """
         for cancelled in self._cancelled:
             cancelled.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the writer thread has nothing to do; return False if it still has after `timeout_s`."""
+        """Block until the writer thread has nothing to do. Returns False if it is still busy after `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.busy
@@ -217,10 +218,11 @@ class Checkpointer:
     def newest(
         self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None, *, is_all: bool = True
     ) -> Newest:
-        """Return the newest checkpoint that may be read and whose every byte is as committed; reads it once for that.
+        """Return the newest checkpoint that may be read, after it was verified byte by byte. Raises nothing.
 
-        lineage, named: the generation document's. `is_all`: no survivor holds a state, so that the one that is named may be read
-        although it was left behind, where no other may. Raises nothing: a directory that cannot be listed is a sentence.
+        - `lineage`, `named`: from the generation document
+        - `is_all`: no survivor holds a state. If no other may be read, the one that the status names is read although a later
+          generation has left it behind.
         """
         skipped: list[str] = []
         try:
@@ -254,10 +256,11 @@ class Checkpointer:
         return Newest(found, tuple(skipped))
 
     def imported(self, path: str, fingerprint: str | None = None) -> CheckpointInfo:
-        """Return the checkpoint at `path`, whatever job wrote it, as what this job begins with; reads all of it for that.
+        """Return the checkpoint at `path`, of any job, as the begin of this job, after it was verified byte by byte.
 
-        fingerprint: of what the job's first generation has read there (`Commit.fingerprint`); None: this one is the first. Raises
-        ImportMissing where there is none, CheckpointError for one that cannot be read, is damaged or another one; a sentence each.
+        `fingerprint` is that of the checkpoint which the job's first generation has read (`Commit.fingerprint`), None in that
+        generation. Raises ImportMissing if there is no checkpoint, and CheckpointError if it is damaged, cannot be read, or was
+        replaced.
         """
         directory, name = Path(path).parent, selection.parse_name(Path(path).name)
         if name is None:
@@ -281,7 +284,7 @@ class Checkpointer:
         return info
 
     def info_of(self, directory: str) -> CheckpointInfo:
-        """Return a checkpoint by its directory's name, as `newest` found it in another process. Raises CheckpointError."""
+        """Return the checkpoint with this directory name, which `newest` has found in another process. Raises CheckpointError."""
         name = selection.parse_name(directory)
         if name is None:
             raise CheckpointError(f"{directory} is not the name of a checkpoint.")
@@ -294,10 +297,9 @@ class Checkpointer:
         like: store.Like | None = None,
         choose: store.Choose | None = None,
     ) -> Tree:
-        """Return the tree that was saved, tensors on the host, for the caller's load_state_dict.
+        """Return the saved tree, with tensors on the host, for the caller's load_state_dict. Raises CheckpointError.
 
-        into: the script's own tree; its "model" is compared by name and shape before anything is touched. like, choose: see
-        `store.read_data`. Raises CheckpointError, one sentence.
+        `into` is the script's own tree, whose "model" must fit by name and shape. `store.read_data` explains `like` and `choose`.
         """
         tree = store.read_data(Path(info.path), like, choose)
         why = differences(tree, into["model"]) if into is not None else None
@@ -309,22 +311,22 @@ class Checkpointer:
         return tree
 
     def prune(self, keep: Sequence[str], generation: int) -> None:
-        """Have the writer thread delete what the operator's word allows (`selection.prunable`). Does not block.
+        """Have the writer thread delete the checkpoints that the operator's word allows (`selection.prunable`). Does not block.
 
-        keep: the command's; generation: the one it was heard in. Of several words the newest counts: it keeps no more of
-        what is old. A directory that cannot be deleted is left for the next word, and is in `problem`.
+        `keep` is the command's, which was heard in `generation`. Only the newest of several words counts, since it allows all that
+        earlier ones did. A failure is in `problem`, and the next word tries again.
         """
         with self._lock:
             self._word = (keep, generation)
             if self._busy:
-                return  # the thread comes to it
+                return  # the thread reads the word after its present work
         self._start(None, _DELETING)
 
     # --- the writer thread -------------------------------------------------------------------------------------------
 
     def _start(self, write: Callable[[], None] | None, doing: str) -> None:
         self._doing, self._began_s, self._busy = doing, time.monotonic(), True
-        # Daemon: a trainer that is told to exit does not wait for a volume that hangs; the reader skips the half.
+        # Daemon: a trainer that must exit does not wait for a volume that hangs. Readers skip an unfinished checkpoint.
         self._thread = threading.Thread(target=self._work, args=(write,), name="regroup-checkpoint", daemon=True)
         self._thread.start()
 
@@ -339,8 +341,8 @@ class Checkpointer:
                 if word is None and following is None:
                     self._busy = False
                     return
-            # `hangs` reads what is done before it reads since when, so the time is set first.
-            if word is not None:  # first: where each step is saved, a write always waits
+            # `hangs` reads the description before the time, so the time is set first.
+            if word is not None:  # before the next write: if each step is saved, a write always waits
                 self._began_s, self._doing = time.monotonic(), _DELETING
                 self._prune(*word)
             write = None
@@ -374,7 +376,7 @@ class Checkpointer:
     ) -> None:
         began = False
         try:
-            failed = copied.exception()  # comes when the copy has been read, or has failed
+            failed = copied.exception()  # blocks until the copy is complete or has failed
             if failed is not None:
                 self._problem = self._failure = (
                     f"Checkpoint {name.directory} was not written: the state could not be copied to host memory "
@@ -391,7 +393,7 @@ class Checkpointer:
                 return
             committed, _ = store.names(self._directory)
             why = selection.unwelcome(self._ours(committed), name.generation)
-            if why is None and cancelled.is_set():  # while it waited for the write before it
+            if why is None and cancelled.is_set():  # cancelled while it waited for the write before it
                 why = _ENDED
             if why is None and name not in committed:
                 inner, size = part or (0, 1)
@@ -417,7 +419,7 @@ class Checkpointer:
                 self._problem = self._failure = None
             else:
                 self._problem = f"Checkpoint {name.directory} was not committed: {why}"
-        except BaseException as error:  # DCP's exception is no Exception; whatever it is, training must not die of it
+        except BaseException as error:  # DCP's exception is a BaseException; training must not die of any error here
             self._problem = (
                 f"Checkpoint {name.directory} could not be written to {self._directory} ({store.first_line(error)}). "
                 f"Check the volume's space and permissions; training goes on without it."
@@ -430,12 +432,12 @@ class Checkpointer:
             self._release(cancelled)
 
     def _release(self, cancelled: threading.Event) -> None:
-        """A write, known by its event, has no more use for the host copies. The next one may have taken them since."""
+        """Free the host memory after the write with this event, unless the next write has taken it already."""
         if self._host_of is cancelled:
             self._host_of = None
 
     def _copy(self, copy: Copy, copied: "Future[_Copied]") -> None:
-        """Copy the tensors to host memory; in a thread."""
+        """Copy the tensors to host memory. Runs in a thread of its own."""
 
         def room(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
             old = self._host
@@ -450,13 +452,13 @@ class Checkpointer:
         try:
             copy.fill(room)
             copied.set_result(_Copied(self._host, copy.changed))
-        except BaseException as error:  # the writer says so
+        except BaseException as error:  # the writer reports it
             copied.set_exception(error)
 
     def _await_parts(self, name: Name, size: int, cancelled: threading.Event, within_s: float) -> str | None:
-        """Return None when every process of the model group has written its part, else the sentence why not.
+        """Wait until every process of the model group has written its part. Returns a sentence if that fails, else None.
 
-        All began to write after the same commit, so this takes as long as their volume does, whatever a step takes.
+        All began to write after the same commit, so the wait depends on their volume and not on the length of a step.
         """
         deadline_s = time.monotonic() + within_s
         while not store.has_parts(self._directory, name, size):
@@ -473,14 +475,14 @@ class Checkpointer:
         return None
 
     def _await_all(self, acknowledged: Callable[[], bool] | None, cancelled: threading.Event) -> str | None:
-        """Return None when every rank has acknowledged, which the next commit shows, else the sentence why not.
+        """Wait until every rank has acknowledged the step, as the next commit shows. Returns a sentence after `cancel`, else None.
 
-        Without a bound: a step takes as long as it takes. `cancel` ends the wait where there will be no next commit.
+        The wait has no bound, since a step has none. `cancel` ends it if there will be no next commit.
         """
         began_s, self._awaits_ranks = time.monotonic(), True
         try:
             while True:
-                # Asked before it is looked at: what is acknowledged after a cancel is a step of another state.
+                # Asked before the event is read: a step that is acknowledged after a cancel is one of another state.
                 known = acknowledged is None or acknowledged()
                 if cancelled.is_set():
                     return _ENDED

@@ -4,9 +4,10 @@ from regroup.errors import RegroupError
 
 
 class CheckpointError(RegroupError):
-    """A checkpoint that cannot be written or read. The text is one sentence: what, where, and what to do or what follows.
+    """A checkpoint cannot be written or read. The text is one sentence: the checkpoint, the reason, and the remedy or consequence.
 
-    `why` is the sentence without the name of the checkpoint, for a list that has the names already; empty: there is none."""
+    `why` is the reason without the checkpoint's name, for a list that has the names; it may be empty.
+    """
 
     def __init__(self, text: str, *, why: str = "") -> None:
         super().__init__(text)
@@ -14,9 +15,9 @@ class CheckpointError(RegroupError):
 
 
 def skipped(directory: str, why: str) -> CheckpointError:
-    """Return the error of a checkpoint that is not used. `why`: a clause that says what is wrong with it, with its full stop."""
+    """Return the error of a checkpoint that is not used. `why` is a clause with its full stop: "its COMMIT.json is damaged."."""
     return CheckpointError(f"Skipped {directory}: {why}", why=why)
 
 
 class ImportMissing(CheckpointError):
-    """The checkpoint that a job is to begin with does not exist: no later attempt would find it."""
+    """The checkpoint with which a job must begin does not exist. No later attempt would find it."""

@@ -1,8 +1,7 @@
-"""Which checkpoint is the newest that may be read, and which may be deleted: decisions on names, without I/O.
+"""Decides which checkpoint may be read and which may be deleted, from names and records. No I/O; the files are in `store`.
 
 Owns the names `step-N.gG-uid8`, the record COMMIT.json, and rules STATE and CKPT on them. Order is by (generation, step),
-generation first: what a fenced generation wrote late sorts below what its successor wrote (trace H15).
-Files are in `store`.
+generation first. So a late checkpoint of a fenced generation sorts below those of its successor (trace H15).
 """
 
 import hashlib
@@ -27,7 +26,7 @@ _NAME = re.compile(r"step-(\d{1,18})\.g(\d{1,18})-([0-9A-Za-z]{1,8})")
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """A checkpoint's name. Ordered by (generation, step), generation first."""
+    """The name of a checkpoint. Names are ordered by (generation, step), generation first."""
 
     generation: int
     step: int
@@ -36,24 +35,24 @@ class Name:
 
     @property
     def directory(self) -> str:
-        """The name of its directory."""
+        """Name of the checkpoint's directory."""
         return f"step-{self.step}.g{self.generation}-{self.uid8}"
 
 
 def name_of(generation: int, step: int, uid: str) -> Name:
-    """Return the name of the checkpoint that generation (number, uid) writes after `step` commits."""
+    """Return the name of the checkpoint that a generation writes after `step` commits. `uid` is the generation's."""
     return Name(generation, step, re.sub(r"[^0-9A-Za-z]", "", uid)[:8] or "0")
 
 
 def parse_name(directory: str) -> Name | None:
-    """Return the name that a directory carries, also while it is being written; None: it is no checkpoint."""
+    """Return the checkpoint's name from that of its directory, finished or not. None for another directory."""
     match = _NAME.fullmatch(directory.removeprefix(ASIDE))
     return Name(int(match[2]), int(match[1]), match[3]) if match else None
 
 
 @dataclass(frozen=True)
 class FileMark:
-    """What a file must look like to be the one that was committed."""
+    """Size and hash of a committed file, by which a reader recognises it."""
 
     size: int
     sha256: str
@@ -61,14 +60,14 @@ class FileMark:
 
 @dataclass(frozen=True)
 class Commit:
-    """COMMIT.json: written last. A directory without it is not a checkpoint."""
+    """The record COMMIT.json, which is written last. A directory without it is not a checkpoint."""
 
     job_uid: str
     generation: int
-    """The generation that wrote it, and had adopted the state."""
+    """Generation that wrote the checkpoint and had adopted the state."""
     step: int
     state_generation: int
-    """Generation of the state's last commit: lower than `generation` if that has not committed a step."""
+    """Generation of the state's last commit. It is lower than `generation` if the latter has not committed a step."""
     parent_generation: int
     start_step: int
     """First step of `generation`."""
@@ -77,12 +76,12 @@ class Commit:
     files: Mapping[str, FileMark] = field(default_factory=dict)
 
     def with_files(self, files: Mapping[str, FileMark]) -> "Commit":
-        """Return the record with what was written."""
+        """Return the record with the marks of the files that were written."""
         return replace(self, files=files)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the record, in hex. The record has that of every file: records of one fingerprint are of one state."""
+        """SHA-256 of the record in hex. The record has the hash of every file, so equal fingerprints mean equal states."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -115,7 +114,7 @@ class CheckpointInfo:
 
 
 def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
-    """Return the record in a COMMIT.json. Raises CheckpointError, one sentence, if it is damaged or not this checkpoint's."""
+    """Return the record in a COMMIT.json. Raises CheckpointError if it is damaged, or of another checkpoint or job."""
     try:
         raw = json.loads(text)
         commit = Commit(
@@ -147,8 +146,10 @@ def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
 
 
 def imported(info: CheckpointInfo) -> CheckpointInfo:
-    """Return another job's checkpoint as this job's beginning: its state is named (0, step), so that every state which a
-    generation of this job has committed or begun is newer (rule STATE)."""
+    """Return another job's checkpoint as the begin of this job.
+
+    Its state is named (0, step), so that every state of a generation of this job is newer (rule STATE).
+    """
     return replace(info, commit=replace(info.commit, state_generation=0))
 
 
@@ -164,19 +165,21 @@ def _typed(raw: object, key: str, kind: type[T]) -> T:
 
 
 def is_named(name: Name, named: CheckpointRef | None) -> bool:
-    """Return whether status.checkpoint names this one. It is read where nothing else may be, also if a later generation has
-    left it behind: that one rolled back and its volume took no checkpoint, else the status would name that."""
+    """Return whether status.checkpoint (`named`) names this checkpoint.
+
+    If no other may be read, it is read even if a later generation has left it behind. That one has saved no checkpoint
+    since, or the status would name it.
+    """
     return named is not None and (named.generation, named.step, named.directory) == (
         name.generation, name.step, name.directory
     )  # fmt: skip
 
 
 def refusal(name: Name, lineage: Sequence[LineageEntry], named: CheckpointRef | None) -> str | None:
-    """Return the sentence why a checkpoint must not be read; None: it may be.
+    """Return a sentence on why a checkpoint must not be read, or None if it may be.
 
-    lineage: status.lineage, in any order. A later generation that began at an earlier step has left what this one wrote
-    behind; that holds for every later one, not only for the next. `named`: status.checkpoint, the only way in for a
-    generation that is not in the lineage.
+    - `lineage`: status.lineage, in any order. Any later generation that began at an earlier step has left this checkpoint behind.
+    - `named`: status.checkpoint. A checkpoint of a generation outside the lineage may be read only if the status names it.
     """
     if all(entry.generation != name.generation for entry in lineage):
         if is_named(name, named):
@@ -195,7 +198,7 @@ def refusal(name: Name, lineage: Sequence[LineageEntry], named: CheckpointRef | 
 
 
 def unwelcome(names: Iterable[Name], generation: int) -> str | None:
-    """Return the sentence why a writer of `generation` must not write: a later one already does. None: it may."""
+    """Return a sentence if a writer of `generation` must not write, because a later generation has written. Otherwise None."""
     above = max((name.generation for name in names), default=0)
     if above > generation:
         return f"Generation {above} has written a checkpoint, so generation {generation} is fenced and writes none."
@@ -205,10 +208,12 @@ def unwelcome(names: Iterable[Name], generation: int) -> str | None:
 def prunable(
     committed: Iterable[Name], unfinished: Iterable[Name], keep: Sequence[str], generation: int
 ) -> tuple[list[Name], list[Name]]:
-    """Return (committed, unfinished) ones of this job that `prune{keep}`, heard in `generation`, deletes.
+    """Return the (committed, unfinished) checkpoints of this job that the command `prune{keep}`, heard in `generation`, deletes.
 
-    Nothing of a later generation. Nothing newer than the newest that is kept: the operator did not know of it when it
-    spoke. Nothing at all without a name to keep. An unfinished one goes only with its generation: it may be in the making.
+    - Checkpoints of later generations stay.
+    - Checkpoints newer than the newest one to keep stay, since the operator did not know of them.
+    - Unfinished ones of `generation` itself stay, since they may be in the making.
+    - Without a name to keep, all stay.
     """
     kept = [name for name in map(parse_name, keep) if name is not None]
     if not kept:

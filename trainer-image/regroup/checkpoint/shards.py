@@ -1,7 +1,7 @@
-"""Tensors of which a process holds a part (torch's DTensor): the part for whoever copies bytes, the whole for torch.
+"""Converts torch's DTensors, of which a process holds a part, to Parts for code that copies bytes, and back.
 
-Two processes of one inner index hold the same part, so what travels between them is that part as plain bytes, with what it is a
-part of. torch.distributed.tensor is not imported for a model that has none.
+Processes of one inner index hold the same part. So a copy between them needs only the bytes of that part, with its place in the
+whole. A model without DTensors does not import torch.distributed.tensor.
 """
 
 import sys
@@ -16,11 +16,11 @@ from regroup.layout import PIPELINE
 
 SHARD, STRIDED, REPLICATE = "S", "SS", "R"
 mesh: Any = None
-"""The DeviceMesh of this process's model group (`regroup.mesh`); None: it has none."""
+"""DeviceMesh of this process's model group, which `regroup.mesh` sets; None: the model is whole."""
 
 
 def is_pipelined() -> bool:
-    """Return whether other processes of the model group have other layers of the model."""
+    """Return whether the model is a pipeline, so that other processes of the model group have other layers."""
     names = () if mesh is None else mesh.mesh_dim_names
     return PIPELINE in names and mesh.size(names.index(PIPELINE)) > 1
 
@@ -32,7 +32,7 @@ def is_split(value: Any) -> bool:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process holds of a tensor: the tensor itself, or the local one of a DTensor, of one memory."""
+    """Return the tensor itself, or the local tensor of a DTensor, which shares its memory."""
     if not is_split(tensor):
         return tensor
     local: Any = tensor._local_tensor  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def part_of(tensor: Any, name: str) -> Part:
-    """Return what a DTensor is. Raises StateError, by name, for one that cannot be saved."""
+    """Return this process's Part of a DTensor. Raises StateError with `name` for one that cannot be saved."""
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
     placements: list[tuple[str, int, int]] = []
@@ -62,10 +62,10 @@ def part_of(tensor: Any, name: str) -> Part:
 
 
 def whole(part: Part) -> torch.Tensor:
-    """Return the DTensor that a part is of, around the part's own memory. No communication. Raises StateError.
+    """Return the DTensor of a part, around the part's own memory, without communication. Raises StateError.
 
-    A copy of a state is in host memory, whatever device the mesh is of, and its DTensors stay there. They are for whoever reads or
-    writes bytes; nothing is computed with them.
+    A copied state is in host memory, whatever the mesh's device, and its DTensors stay there. They are used for reading and
+    writing bytes only; nothing is computed with them.
     """
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
@@ -88,10 +88,10 @@ def whole(part: Part) -> torch.Tensor:
 def around(
     local: torch.Tensor, over: Any, placements: Sequence[Any], shape: torch.Size, stride: Sequence[int]
 ) -> torch.Tensor:
-    """Return the DTensor of this shape and these strides whose local tensor is `local`. `over`: its DeviceMesh. No communication.
+    """Return the DTensor over the DeviceMesh `over` with the local tensor `local`, without communication.
 
-    Not by `DTensor.from_local`, which copies what is not on the mesh's kind of device: a checkpoint would be read into a copy on
-    the GPU, and be written from one.
+    `DTensor.from_local` would copy a tensor in host memory to the mesh's GPU. A checkpoint would be read into that copy, and
+    be written from it.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -102,7 +102,7 @@ def around(
 
 
 def apart(value: Any, name: str = "") -> Any:
-    """Return a tree with a Part in place of each DTensor. Raises StateError that names one that cannot be saved."""
+    """Return a tree with a Part in place of each DTensor. Raises StateError that names a DTensor that cannot be saved."""
     if mesh is None:
         return value
     if is_split(value):
@@ -115,7 +115,7 @@ def apart(value: Any, name: str = "") -> Any:
 
 
 def joined(value: Any) -> Any:
-    """Return a tree with each Part in it made whole."""
+    """Return a tree with a DTensor in place of each Part."""
     if isinstance(value, Part):
         return whole(value)
     if isinstance(value, dict):
@@ -126,25 +126,27 @@ def joined(value: Any) -> Any:
 
 
 def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a DTensor without values in host memory, split as another one is. No communication."""
+    """Return an uninitialised DTensor in host memory, split like another one, without communication."""
     part = part_of(whole_, "tensor")
     local = torch.empty(part.local.shape, dtype=dtype)
     return whole(Part(local, part.dims, part.placements, part.shape))
 
 
 def with_values(whole_: Any, saved: Any) -> torch.Tensor:
-    """Return a DTensor with the values and type of `saved`, split and placed as another one made of it. No communication."""
+    """Return a DTensor with the values and dtype of `saved`, on the device and with the split of another one."""
     part = part_of(whole_, "tensor")
     local = torch.empty_like(part.local, dtype=saved.dtype).copy_(local_of(saved))
     return whole(Part(local, part.dims, part.placements, part.shape))
 
 
 def writes(value: Any) -> bool:
-    """Return whether this process is the one of its model group that writes a tensor to disk: others have the same. A Part is
-    written by each process that holds another piece of it."""
+    """Return whether this process writes a tensor to disk. Of the processes that hold the same values one writes them.
+
+    A Part is written by each process with another piece of it.
+    """
     if mesh is None:
         return True
-    split = {PIPELINE: True}  # another process of a pipeline has other layers
+    split = {PIPELINE: True}  # each process of a pipeline has layers of its own
     if isinstance(value, Part):
         split |= {dim: kind != REPLICATE for dim, (kind, _, _) in zip(value.dims, value.placements)}
     at = dict(zip(mesh.mesh_dim_names, mesh.get_coordinate()))
@@ -152,7 +154,7 @@ def writes(value: Any) -> bool:
 
 
 def parts_in(value: Any, name: str = "") -> dict[str, Part]:
-    """Return the parts of a tree by the dotted path that DCP gives them."""
+    """Return the Parts of a tree by the dotted paths that DCP gives them."""
     if isinstance(value, Part):
         return {name: value}
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Trees of processes that hold different layers of one model: made one tree, and cut for one process again. Pure.
+"""Joins the trees of processes that hold different layers of one model, and cuts the whole tree for one process. Pure.
 
-An optimizer's state_dict knows its parameters by number, and each process of a pipeline counts its own. So a saved tree says which
-names they have (`NAMES`), by optimizer and param group. Trees here have a `Stored` in place of each tensor.
+An optimizer's state_dict knows its parameters by number, and each process of a pipeline counts its own. So a saved tree has
+the parameters' names by optimizer and param group (`NAMES`). Trees here have a `Stored` in place of each tensor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,28 +10,28 @@ from typing import Any, NamedTuple
 from .errors import CheckpointError
 
 NAMES = "parameters"
-"""Section of a saved tree: names of the optimizers' parameters, [optimizer][param group][parameter]."""
+"""Section of a saved tree with the names of the optimizers' parameters: [optimizer][param group][parameter]."""
 ORDER = "order"
-"""Section of a part: names of all of the model's parameters, in the model's order."""
+"""Section of a pipeline part's tree with the names of all of the model's parameters, in the model's order."""
 Names = Sequence[Sequence[Sequence[str]]]
 _OPTIMIZER = "optimizer"
 
 
 class Stored(NamedTuple):
-    """Stands for a tensor: the key that it is stored by."""
+    """The key of a stored tensor, in place of the tensor."""
 
     key: str
 
 
 class Keys(dict[str, Any]):
-    """Tensors by key, for `tree.unpack`, where there are none yet."""
+    """A mapping that gives `tree.unpack` a `Stored` for each key, if the tensors have not been read."""
 
     def __missing__(self, key: str) -> Stored:
         return Stored(key)
 
 
 def stored(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Stored]]:
-    """Yield what is stored in a tree, each with its dotted path."""
+    """Yield each Stored of a tree with its dotted path."""
     if isinstance(value, Stored):
         yield ".".join(path), value
     elif isinstance(value, dict):
@@ -43,7 +43,7 @@ def stored(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Stored
 
 
 def with_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Return the tree with what is stored put in, by key."""
+    """Return the tree with a tensor in place of each Stored."""
     if isinstance(value, Stored):
         return tensors[value.key]
     if isinstance(value, dict):
@@ -54,10 +54,10 @@ def with_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Return the tree of the whole model, and for each part the keys that its tensors have there, by those that they had.
+    """Return the tree of the whole model, and for each part the new keys of its tensors by their old keys.
 
-    Of what several parts have, the first one's counts. Parameters are numbered in the model's order, group after group, as in an
-    optimizer of the whole model.
+    Parameters are numbered in the model's order, group after group, as in an optimizer of the whole model. If several parts have
+    an entry, that of the first one counts.
     """
     place = {name: i for i, name in enumerate(parts[0][ORDER])}
     groups: list[list[list[str]]] = []
@@ -80,7 +80,10 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dic
 
 
 def chosen(optimizer: Any, names: Names, own: Names) -> Any:
-    """Return what a process with its own parameters needs of an optimizer's state_dict. Raises CheckpointError."""
+    """Return the part of an optimizer's state_dict for the parameters of one process. Raises CheckpointError if one is missing.
+
+    `names` are the parameters of the state_dict, `own` those of this process's optimizer.
+    """
     if [[list(group) for group in one] for one in names] == [[list(group) for group in one] for one in own]:
         return optimizer
     known = {name for one in names for group in one for name in group}
@@ -92,8 +95,7 @@ def chosen(optimizer: Any, names: Names, own: Names) -> Any:
 
 
 def renumbered(optimizer: Any, names: Names, others: Names) -> Any:
-    """Return an optimizer's state_dict with the state of each parameter under the number that it has among `others`; what is not
-    among them is left out."""
+    """Return an optimizer's state_dict with each parameter under its number among `others`. Other parameters are left out."""
     out = []
     for one, before, after in zip(_parts_of(optimizer, len(names)), names, others, strict=True):
         if not _is_plain(one):
@@ -107,7 +109,10 @@ def renumbered(optimizer: Any, names: Names, others: Names) -> Any:
 
 
 def _grouped(optimizer: Any, sources: Sequence[Any], names: Sequence[Names], groups: Names) -> Any:
-    """Return an optimizer's state_dict with these parameters in its groups. Settings are those of the first source."""
+    """Return an optimizer's state_dict with these parameters in its groups, numbered in their order, and their `param_names`.
+
+    `sources` with their `names` are the state_dicts that know the `param_names`.
+    """
     out = []
     for number, one in enumerate(_parts_of(optimizer, len(groups))):
         if not _is_plain(one):
@@ -133,7 +138,7 @@ def _is_plain(optimizer: Any) -> bool:
 
 
 def _parts_of(optimizer: Any, count: int) -> list[Any]:
-    """Return the state_dict of each optimizer: several are numbered."""
+    """Return the state_dict of each optimizer. In a tree several optimizers are numbered."""
     return [optimizer[str(i)] for i in range(count)] if _is_numbered(optimizer, count) else [optimizer]
 
 

@@ -1,11 +1,11 @@
-"""Copies of a state from its device to host memory, while training goes on.
+"""Copies a state from its device to host memory, while training goes on.
 
-The one path for memory snapshots (`regroup.state.memory`) and checkpoints (`checkpointer`). Owns the pinned buffers and the stream
-of its own that a GPU's copies go through, and the wait that keeps a commit from changing what is being read. Where the bytes go is
-the caller's affair. Why buffers of a fixed size, and no copy on the device: docs/design/adr/0073.
+Memory snapshots (`regroup.state.memory`) and checkpoints (`checkpointer`) both copy through here. This module owns the pinned
+buffers and the stream of a GPU's copies. A wait keeps a commit from changing tensors that are being read. The reasons
+for buffers of a fixed size, and against a copy on the device, are in docs/design/adr/0073.
 
-The main thread calls `Staging.start` after a commit and `Staging.settle` before the next change of the state; another thread calls
-`Copy.fill` in between. What a forward may change, the model's buffers, is set aside in `start`; all else is read in `fill`.
+The main thread calls `Staging.start` after a commit, and `Staging.settle` before the next change of the state. Another thread calls
+`Copy.fill` in between. The model's buffers, which a forward may change, are copied in `start`. Everything else is read in `fill`.
 """
 
 import threading
@@ -20,40 +20,40 @@ import torch
 from .shards import local_of
 
 BUFFER_BYTES = 32 << 20
-"""Size of a pinned buffer. On the host this is also the size of the pieces between which the interpreter's lock is free."""
+"""Size of a pinned buffer. Tensors in host memory are copied in pieces of this size, between which other threads can run."""
 NUM_BUFFERS = 2
-"""While the device fills one, the host empties the other."""
+"""Number of pinned buffers: the device fills one while the host empties the other."""
 _ALIGN = 64
-"""Bytes."""
+"""Alignment of tensors in a buffer, in bytes."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""What is read, and where it goes: host memory of the same shape and type."""
+"""A tensor to read, and host memory of the same shape and dtype to write to."""
 Room = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Returns host memory for tensors of these shapes and types, by name."""
+"""Function that returns host memory by name for tensors of these shapes and dtypes."""
 
 
 class Engine(Protocol):
-    """What copying from a device asynchronously needs of it. `Cuda` is the real one; tests have one that keeps a record."""
+    """The operations of a device by which `Copy` reads from it asynchronously. Tests use one that records its calls."""
 
     def mark(self) -> Any:
-        """Return a mark of everything that was enqueued on the current stream."""
+        """Return a mark behind all work that is enqueued on the current stream."""
         ...
 
     def behind(self, mark: Any) -> AbstractContextManager[None]:
-        """Return a block in which the current stream is the engine's own, which waits for the mark."""
+        """Return a block in which the current stream is the engine's own. That stream waits for the mark."""
         ...
 
     def wait(self, mark: Any) -> None:
-        """Block this thread until everything before the mark has been done."""
+        """Block this thread until all work before the mark is done."""
         ...
 
     def buffers(self) -> Sequence[torch.Tensor]:
-        """Return the pinned buffers, [BUFFER_BYTES] uint8 each. They are allocated once, in the first copy."""
+        """Return the pinned buffers, [BUFFER_BYTES] uint8 each. They are allocated at the first copy."""
         ...
 
 
 class Cuda:
-    """A GPU: its copies run on a stream of their own, which computes nothing."""
+    """The engine of a GPU. Its copies run on a stream of their own, beside the computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -81,29 +81,31 @@ class Cuda:
 
 
 def engine_of(device: torch.device) -> Engine | None:
-    """Return the engine of a device; None: this thread reads its tensors itself, as on a CPU."""
+    """Return the engine of a device. None if the copying thread reads its tensors itself, as on a CPU."""
     return Cuda(device) if device.type == "cuda" else None
 
 
 class Staging:
-    """The copies of one process's state. All methods are for the main thread."""
+    """The copies of one process's state. The main thread calls all methods."""
 
     def __init__(
         self,
         changing: Callable[[], Iterable[torch.Tensor]] = tuple,
         make_engine: Callable[[torch.device], Engine | None] = engine_of,
     ) -> None:
-        """`changing`: the tensors that change between two commits, too."""
+        """`changing()` returns the tensors that may change between two commits."""
         self._changing, self._make_engine = changing, make_engine
         self._engines: dict[torch.device, Engine | None] = {}
         self._turn = threading.Lock()
-        """One copy after the other goes through the buffers."""
+        """Lock by which copies go through the buffers one after the other."""
         self._begun: list[Copy] = []
-        """Copies that may read the state still; `settle` clears it."""
+        """Copies that may still read the state. `settle` clears the list."""
 
     def start(self, tensors: Mapping[str, torch.Tensor], *, changes: bool = True) -> "Copy":
-        """Return a copy of these tensors as they are now. One thread must `fill` it, or `abandon` it: `settle` waits for that.
-        `changes`: the state goes on changing; False where this process changes nothing more."""
+        """Return a copy of these tensors as they are now. A thread must `fill` or `abandon` it, since `settle` waits for that.
+
+        Tensors that change between two commits are cloned at once, unless `changes` is False: this process has ended training.
+        """
         # A sparse buffer has no memory of its own. It is in no copy (persistent=False).
         changing = (
             {local_of(one).data_ptr() for one in self._changing() if one.layout == torch.strided} if changes else set()
@@ -116,9 +118,11 @@ class Staging:
         return copy
 
     def settle(self) -> None:
-        """Wait until no copy reads the state any more. Called before anything of the state is changed. Each wait ends when the
-        thread that copies has read everything, or has failed. Before that it makes room in host memory, and touches no volume of
-        checkpoints."""
+        """Wait until no copy reads the state any more. Called before any part of the state is changed.
+
+        Each wait ends when the copying thread has read everything or has failed. Until then it only makes room in host memory, and
+        does not depend on a volume of checkpoints.
+        """
         for copy in self._begun:
             copy.wait_read()
         self._begun.clear()
@@ -136,23 +140,23 @@ class Copy:
         self._marks = {device: one.mark() for device, one in self._engines.items() if one is not None}
         self._read = threading.Event()
         self.changed: str | None = None
-        """After `fill`: name of a tensor that was changed meanwhile, so the copy is of no state. None: there is none."""
+        """Name of a tensor that was changed during `fill`, so that the copy is of no state; None: there is none."""
         self.waited_s = 0.0
-        """How long the main thread has waited for this copy."""
+        """Seconds for which the main thread has waited for this copy."""
 
     @property
     def is_read(self) -> bool:
-        """True once the copy reads the state no more."""
+        """True once the copy does not read the state any more."""
         return self._read.is_set()
 
     def wait_read(self) -> None:
-        """Wait until the copy reads the state no more."""
+        """Wait until the copy does not read the state any more."""
         began_s = time.monotonic()
         self._read.wait()
         self.waited_s += time.monotonic() - began_s
 
     def fill(self, room: Room) -> None:
-        """Copy the tensors to where `room` says. Raises what `room` raises, and what torch raises for a device that failed."""
+        """Copy the tensors into the memory that `room` returns. Raises exceptions of `room`, and of torch for a failed device."""
         try:
             places = room(self._tensors)
             with self._turn:
@@ -170,13 +174,13 @@ class Copy:
             self.abandon()
 
     def abandon(self) -> None:
-        """Read nothing more of the state. For a copy whose thread could not be started."""
+        """Release the state without reading it. Called if the copying thread could not be started."""
         self._tensors = {}
         self._read.set()
 
 
 def _through(engine: Engine, mark: Any, pairs: Iterable[Pair]) -> None:
-    """Copy from a device through its pinned buffers. Returns once everything has arrived."""
+    """Copy from a device through its pinned buffers. Returns once all bytes have arrived."""
     full: deque[tuple[Any, list[Pair]]] = deque()
     with engine.behind(mark):
         buffers = engine.buffers()
@@ -202,7 +206,7 @@ def _empty(engine: Engine, mark: Any, moving: Iterable[Pair]) -> None:
 
 
 def _batches(pairs: Iterable[Pair], num_bytes: int) -> Iterator[list[Pair]]:
-    """Yield pieces together that fit into one buffer: an optimizer has a scalar for each parameter."""
+    """Yield lists of pieces that fit into one buffer together, since an optimizer has many scalars."""
     batch: list[Pair] = []
     size = 0
     for pair in pairs:
@@ -217,7 +221,7 @@ def _batches(pairs: Iterable[Pair], num_bytes: int) -> Iterator[list[Pair]]:
 
 
 def pieces(pairs: Iterable[Pair], num_bytes: int) -> Iterator[Pair]:
-    """Yield tensors with their places in pieces of at most `num_bytes`, whatever their order in memory is."""
+    """Yield tensors and their places in pieces of at most `num_bytes`, for any strides."""
     for tensor, place in pairs:
         if tensor.nbytes == 0:
             continue
@@ -238,5 +242,5 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Return a number that changes with each change in place. Tensors made in inference mode have none."""
+    """Return a number that changes with each change in place. It is 0 for tensors made in inference mode, which have none."""
     return 0 if tensor.is_inference() else tensor._version

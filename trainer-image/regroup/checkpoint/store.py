@@ -1,11 +1,13 @@
-"""The files of checkpoints in one directory: written aside, renamed, committed; verified; deleted.
+"""The files of checkpoints in one directory: writes them aside, renames, commits, verifies and deletes them.
 
-Owns every path and every fsync. Decides nothing (`selection`). A directory holds what torch's DCP writes (`.metadata` and
-one `.distcp` file), `.job` with the job's UID from the first moment, and COMMIT.json with size and SHA-256 of the others.
+Owns every path and every fsync. `selection` decides. A checkpoint's directory has:
 
-Reading is with suspicion: hashes first, then DCP's index through an unpickler that knows DCP's classes and nothing else,
-then tensors (`weights_only`). Values that are not tensors come from JSON, never from DCP's pickled entries, which are
-there for readers without Regroup.
+- the files of torch's DCP: `.metadata` and `.distcp` files
+- `.job`: UID of the job, written first
+- COMMIT.json: size and SHA-256 of the other files, written last
+
+A reader trusts nothing. It verifies the hashes, then reads DCP's index with an unpickler that knows only DCP's classes, then
+the tensors (`weights_only`). Values other than tensors come from JSON. DCP's pickled entries are for readers without Regroup.
 """
 
 import contextlib
@@ -32,15 +34,15 @@ COMMIT = "COMMIT.json"
 _JOB = ".job"
 _INDEX = ".metadata"
 _PART = "part-"
-"""Of a model group's processes, in the directory that is written aside."""
+"""Prefix of the directories of a model group's processes, in the directory that is written aside."""
 _OF_PART = "structure.json"
-"""In a part: how its tensors lie in its process's tree, where processes have different layers."""
+"""File in a part of a pipeline with the structure of its process's tree."""
 Choose = Callable[[trees.Tree], trees.Tree]
 Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
 _STRUCTURE = "regroup.structure"
-"""DCP entry, uint8: the JSON of `tree.pack`."""
+"""DCP entry with the JSON of `tree.pack`, as uint8."""
 _STRAIGHT_BYTES = 1 << 16
-"""Smaller tensors are read by DCP: there the archive around the values takes most of the time."""
+"""Size from which tensors are not read through DCP. Of smaller ones the archive around the values takes most of the time."""
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
@@ -52,11 +54,11 @@ _CLASSES = {
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},
 }  # fmt: skip
-"""What DCP's index consists of, by module."""
+"""Classes and functions that DCP's index may name, by module."""
 
 
 def prepare() -> None:
-    """Import DCP (0.1 s once an optimizer has been built, else seconds) and silence its remark that one process writes alone."""
+    """Import DCP, which takes 0.1 s to seconds, and silence its warning that one process writes alone."""
     import torch.distributed.checkpoint
 
     message = "torch.distributed is disabled, unavailable or uninitialized"
@@ -64,7 +66,7 @@ def prepare() -> None:
 
 
 def names(directory: Path) -> tuple[list[Name], list[Name]]:
-    """Return (with a COMMIT.json, without), newest first. A directory that does not exist holds none."""
+    """Return the names of checkpoints with and without a COMMIT.json, newest first. A missing directory has none."""
     committed: list[Name] = []
     unfinished: list[Name] = []
     with contextlib.suppress(FileNotFoundError):
@@ -77,9 +79,10 @@ def names(directory: Path) -> tuple[list[Name], list[Name]]:
 
 
 def write_data(directory: Path, name: Name, job_uid: str, structure: str, tensors: Mapping[str, torch.Tensor]) -> Path:
-    """Write the state aside, make it durable, rename it into place; return the path. Not yet a checkpoint.
+    """Write the state aside, make it durable, rename it into place, and return its path. `commit` makes it a checkpoint.
 
-    tensors: on the host, unchanged until this returns. Raises OSError, or what DCP raises (CheckpointException is a BaseException).
+    The tensors are on the host and must not change meanwhile. Raises OSError and DCP's exceptions; its CheckpointException is a
+    BaseException.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -87,7 +90,7 @@ def write_data(directory: Path, name: Name, job_uid: str, structure: str, tensor
     directory.mkdir(parents=True, exist_ok=True)
     aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
     for leftover in (aside, path):
-        shutil.rmtree(leftover, ignore_errors=True)  # of this very generation, and never committed
+        shutil.rmtree(leftover, ignore_errors=True)  # an attempt of this generation that was never committed
     aside.mkdir()
     _write_durably(aside / _JOB, job_uid.encode())
     state = _with_structure(_for_dcp(trees.unpack(structure, tensors)), structure)
@@ -101,27 +104,29 @@ def write_data(directory: Path, name: Name, job_uid: str, structure: str, tensor
 def write_part(
     directory: Path, name: Name, job_uid: str, inner: int, structure: str, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write what one process of a model group writes of the state, beside the parts of the others, and make it durable: a
-    checkpoint of DCP's that has only this process's pieces. Process 0's has all that is not split. What is there is not written
-    again: another process may be joining it. Raises as `write_data` does."""
+    """Write the part of one process of a model group beside the parts of the others, and make it durable.
+
+    A part is a DCP checkpoint with this process's pieces; that of process 0 also has everything that is not split. A complete part
+    is not written again, since process 0 may be joining it. Raises the exceptions of `write_data`.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
     part, complete = aside / f"{_PART}{inner}.writing", aside / f"{_PART}{inner}"
-    if complete.is_dir() or path.is_dir():  # in this order: parts that were joined are in `path`
+    if complete.is_dir() or path.is_dir():  # in this order, since joined parts have moved to `path`
         return
     aside.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(part, ignore_errors=True)  # of an earlier attempt
+    shutil.rmtree(part, ignore_errors=True)  # left by an earlier attempt
     part.mkdir()
-    # Every process says whose it is: process 0 may be dead, and what nobody owns is never deleted. By rename, so that a reader
-    # never finds half of it.
+    # Every process writes the job's UID: process 0 may be dead, and a directory without a job is never deleted. By rename, so
+    # that a reader never finds half of it.
     _write_durably(part / _JOB, job_uid.encode())
     (part / _JOB).rename(aside / _JOB)
     tree = trees.unpack(structure, tensors)
     mine: Any = {key: one for key, one in shards.parts_in(tree).items() if shards.writes(one)}
     state = {key: shards.whole(one) for key, one in mine.items()}
-    if shards.is_pipelined():  # numbers of an optimizer's parameters are this process's own until the parts are joined
+    if shards.is_pipelined():  # each process numbers its optimizer's parameters by itself until the parts are joined
         _write_durably(part / _OF_PART, structure.encode())
         if shards.writes(None):
             state |= {key: tensor for key, tensor in tensors.items() if key not in shards.parts_in(tree)}
@@ -139,16 +144,18 @@ def write_part(
 
 
 def has_parts(directory: Path, name: Name, count: int) -> bool:
-    """Return whether all processes of the model group have written theirs."""
+    """Return whether all `count` processes of the model group have written their parts."""
     aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
     return path.is_dir() or all((aside / f"{_PART}{inner}").is_dir() for inner in range(count))
 
 
 def join_parts(directory: Path, name: Name, count: int) -> Path:
-    """Make one checkpoint of DCP's of all parts: move their files together and write one index; return the path, as
-    `write_data` does. Raises OSError, CheckpointError."""
+    """Make one DCP checkpoint of all parts, by moving their files together and writing one index, and return its path.
+
+    Raises OSError and CheckpointError.
+    """
     aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
-    if path.is_dir():  # an earlier attempt at this very checkpoint came so far, and was not committed
+    if path.is_dir():  # an earlier attempt at this checkpoint has joined the parts, and has not committed it
         return path
     joined: Any = None
     renamed, nested = _write_rest(aside, count)
@@ -168,7 +175,7 @@ def join_parts(directory: Path, name: Name, count: int) -> Path:
         stream.flush()
         os.fsync(stream.fileno())
     _fsync(aside)
-    aside.rename(path)  # the parts go with it: a process that looks for its own finds it here or there
+    aside.rename(path)  # moves the parts as well, so that a process finds its own part before or after
     for part in path.glob(f"{_PART}*"):
         shutil.rmtree(part)
     _fsync(path)
@@ -177,9 +184,10 @@ def join_parts(directory: Path, name: Name, count: int) -> Path:
 
 
 def _write_rest(aside: Path, count: int) -> tuple[list[dict[str, str]], Any]:
-    """Where the parts are of different layers, write one more part, of what is in the state beside tensors, for the whole model.
+    """Write one more part for a pipeline, with the entries of the whole state that are no tensors.
 
-    Return the keys that each part's tensors have in it, by their own, and how DCP nests them; None: there is nothing to do.
+    Returns for each part its tensors' keys in the whole by their own keys, and DCP's mapping of nested keys. The latter is None,
+    and nothing is written, if the model is no pipeline.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -208,7 +216,7 @@ def _write_rest(aside: Path, count: int) -> tuple[list[dict[str, str]], Any]:
 
 
 def _renamed(index: Any, keys: Mapping[str, str]) -> Any:
-    """Return an index with other keys. Those are in the index alone."""
+    """Return DCP's index with other keys, in place. The data files do not have the keys."""
     index.state_dict_metadata = {keys.get(key, key): entry for key, entry in index.state_dict_metadata.items()}
     index.storage_data = {
         dataclasses.replace(at, fqn=keys.get(at.fqn, at.fqn)): info for at, info in index.storage_data.items()
@@ -217,7 +225,7 @@ def _renamed(index: Any, keys: Mapping[str, str]) -> Any:
 
 
 def _joined(index: Any, more: Any) -> Any:
-    """Return an index with the pieces of another one that it lacks."""
+    """Add the pieces of another index that an index lacks, and return it."""
     for key, entry in more.state_dict_metadata.items():
         known = index.state_dict_metadata.setdefault(key, entry)
         if known is not entry:
@@ -228,14 +236,14 @@ def _joined(index: Any, more: Any) -> Any:
 
 
 def _piece_planner() -> Any:
-    """Return DCP's planner without the check that all pieces of each tensor are there: the other processes have them."""
+    """Return DCP's planner without the check that each tensor has all its pieces, since other processes have some."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 
     class Planner(DefaultSavePlanner):
         def create_global_plan(self, all_plans: Any) -> Any:
             self.global_plan, metadata = create_default_global_save_plan(all_plans)
             (plan,) = self.global_plan
-            self.metadata = dataclasses.replace(metadata, planner_data=plan.planner_data)  # how keys are nested
+            self.metadata = dataclasses.replace(metadata, planner_data=plan.planner_data)  # mapping of nested keys
             return self.global_plan, self.metadata
 
     return Planner()
@@ -247,7 +255,7 @@ def _with_structure(state: dict[str, Any], structure: str) -> dict[str, Any]:
 
 
 def commit(path: Path, record: Commit) -> None:
-    """Make it a checkpoint: COMMIT.json, durable, by rename. Raises OSError."""
+    """Make the data at `path` a checkpoint, by writing COMMIT.json durably and renaming it. Raises OSError."""
     aside = path / f"{COMMIT}.writing"
     _write_durably(aside, record.to_json().encode())
     aside.rename(path / COMMIT)
@@ -255,12 +263,12 @@ def commit(path: Path, record: Commit) -> None:
 
 
 def marks(path: Path) -> dict[str, FileMark]:
-    """Return size and hash of every file of an uncommitted checkpoint."""
+    """Return size and hash of every file of a checkpoint that is not committed yet."""
     return {file.name: _mark(file) for file in sorted(path.iterdir()) if file.is_file()}
 
 
 def read_commit(directory: Path, name: Name, job_uid: str) -> CheckpointInfo:
-    """Return a checkpoint's record. Raises CheckpointError, one sentence; does not read the data (`verify` does)."""
+    """Return a checkpoint with its record, without reading the data, which `verify` does. Raises CheckpointError."""
     path = directory / name.directory
     try:
         text = (path / COMMIT).read_text(encoding="utf-8")
@@ -272,7 +280,7 @@ def read_commit(directory: Path, name: Name, job_uid: str) -> CheckpointInfo:
 
 
 def verify(info: CheckpointInfo) -> None:
-    """Read every file and compare it with the record. Raises CheckpointError, one sentence, at the first that differs."""
+    """Compare every file with the record. Raises CheckpointError at the first difference."""
     lacks = {".metadata"} - set(info.commit.files)
     if lacks or not any(file.endswith(".distcp") for file in info.commit.files):
         raise skipped(info.name.directory, f"its COMMIT.json lists no {'.metadata' if lacks else 'data'} file.")
@@ -297,9 +305,11 @@ def verify(info: CheckpointInfo) -> None:
 
 
 def read_data(path: Path, like: Like | None = None, choose: Choose | None = None) -> trees.Tree:
-    """Return the state, its tensors on the host. `like(key, shape)`: a DTensor that says how this process splits a tensor; of
-    those only its own part is read. `choose`: returns what this process needs of a tree of what is stored. Raises
-    CheckpointError."""
+    """Return the state, with its tensors on the host. Raises CheckpointError.
+
+    - `like(key, shape)` returns a DTensor with this process's split of a tensor, or None. Of a split tensor only its part is read.
+    - `choose(tree)` returns the part of a tree that this process needs. The tree has a `stages.Stored` for each tensor.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -319,7 +329,7 @@ def read_data(path: Path, like: Like | None = None, choose: Choose | None = None
         load(state, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
     except CheckpointError:
         raise
-    except (Exception, CheckpointException) as error:  # DCP raises whatever it meets; the user gets one sentence
+    except (Exception, CheckpointException) as error:  # DCP passes on any exception; the user gets one sentence
         why = f"cannot be read ({first_line(error)})."
         raise CheckpointError(f"Checkpoint {path.name} {why}", why=why) from error
     whole: trees.Tree = stages.with_tensors(tree, state)
@@ -339,7 +349,7 @@ def _target(entry: Any, like: torch.Tensor | None) -> torch.Tensor:
 
 
 def job_of(directory: Path, name: Name) -> str | None:
-    """Return the UID of the job that began a checkpoint; None: it is not known."""
+    """Return the UID of the job that began a checkpoint, or None if it is not known."""
     for path in (directory / name.directory, directory / f"{ASIDE}{name.directory}"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return (path / _JOB).read_text(encoding="utf-8")
@@ -347,7 +357,7 @@ def job_of(directory: Path, name: Name) -> str | None:
 
 
 def delete(directory: Path, name: Name) -> None:
-    """Delete a checkpoint: COMMIT.json first, so that half of it is never taken for a whole. Raises OSError."""
+    """Delete a checkpoint. COMMIT.json goes first, so that the rest never counts as a checkpoint. Raises OSError."""
     path = directory / name.directory
     with contextlib.suppress(FileNotFoundError):
         (path / COMMIT).unlink()
@@ -358,14 +368,14 @@ def delete(directory: Path, name: Name) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind and the first line of an error; of what is inside, for DCP's wrapper."""
+    """Return the type and the first line of an error. For DCP's wrapper these are of the error inside."""
     for inner, _ in getattr(error, "failures", {}).values():
         return first_line(inner)
     return f"{type(error).__name__}: {(str(error).strip() or 'no text').splitlines()[0]}"
 
 
 def _for_dcp(value: Any) -> Any:
-    """Return the tree as DCP can flatten it: it looks for tensors in dicts and lists, not in tuples."""
+    """Return the tree in a form that DCP can flatten: it finds tensors in dicts and lists, not in tuples."""
     if isinstance(value, trees.Part):
         return shards.whole(value)
     if isinstance(value, dict):
@@ -378,7 +388,7 @@ def _for_dcp(value: Any) -> Any:
 
 
 def _enum_member(kind: Any, name: Any) -> Any:
-    """Stand in for the `getattr` by which Python 3.11.0 to 3.11.3 pickles a member of an enum, and for nothing else."""
+    """Return a member of an enum, in place of the `getattr` by which Python 3.11.0 to 3.11.3 pickles it. Refuses all else."""
     if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
         raise pickle.UnpicklingError(f"its index asks for {name!r} of {kind!r}, which is no part of DCP's format")
     return kind[name]
@@ -417,11 +427,12 @@ def _reader(path: Path) -> Any:
 
 
 def _read_straight(item: Any, info: Any, part: Any, stream: BinaryIO, planner: Any) -> bool:
-    """Read a whole tensor from the file into its place; return False, and read nothing, for what DCP has to read. DCP copies each
-    tensor four times on its way, which is most of the time of a restore.
+    """Read a whole tensor from the file into its place, or return False if DCP must read it.
 
-    item, info: what DCP's plan and index say of it; part: the bytes of the tensor's archive in `stream`, as a file. Raises OSError,
-    and what torch.load raises for an archive that is damaged."""
+    DCP copies each tensor four times on its way, which is most of the time of a restore. `item` and `info` are the tensor's entries
+    in DCP's plan and index. `part` is its archive within `stream`, as a file. Raises OSError, and torch.load's exceptions for a
+    damaged archive.
+    """
     from torch.distributed.checkpoint.planner import LoadItemType
 
     if item.type == LoadItemType.BYTE_IO or getattr(info, "transform_descriptors", None):

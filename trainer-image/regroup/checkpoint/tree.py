@@ -1,8 +1,8 @@
-"""A state as named tensors and one JSON text, and back: what is stored and what goes over the wire, never pickle.
+"""Encodes a state as named tensors and one JSON text, never pickle, for files and for copies between ranks.
 
-Owns the encoding. A state is made of dicts (keys: strings, integers), lists, tuples, tensors, numbers, strings, booleans
-and None; anything else is refused by name. Key types, tuples and empty containers survive, which is what
-`Optimizer.load_state_dict` needs of an optimizer that has no state yet.
+A state consists of dicts (with keys of strings and integers), lists, tuples, tensors, numbers, strings, booleans and None. Other
+values are refused by name. Key types, tuples and empty containers survive, since `Optimizer.load_state_dict` needs them even for an
+optimizer without a state.
 """
 
 import json
@@ -16,26 +16,26 @@ from .errors import CheckpointError
 
 Tree = dict[str, Any]
 _ALIGN = 64
-"""Bytes."""
+"""Alignment of tensors in bytes."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process holds of a tensor that is split over its model group, and what it is a part of."""
+    """The part that a process holds of a tensor which is split over its model group, and its place in the whole."""
 
     local: torch.Tensor
     dims: tuple[str, ...]
-    """Names of the mesh's dimensions over which the tensor lies."""
+    """Names of the mesh's dimensions over which the tensor is placed."""
     placements: tuple[tuple[str, int, int], ...]
-    """By dimension of the mesh: (kind, dimension of the tensor, split factor), as `regroup.checkpoint.shards` writes them."""
+    """(kind, dimension of the tensor, split factor) for each of these dimensions, as `regroup.checkpoint.shards` writes them."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
 
 
 def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return (structure, tensors): JSON text, and the tree's own tensors by the dotted path that DCP gives them.
+    """Return (structure, tensors): a JSON text, and the tree's own tensors by the dotted paths that DCP gives them.
 
-    Equal trees give equal structures and equal keys in equal order. Raises CheckpointError that names what it cannot take.
+    Equal trees give equal structures and equal keys in equal order. Raises CheckpointError that names an entry of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
     structure = _encode(tree, (), tensors)
@@ -43,8 +43,10 @@ def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
 
 
 def unpack(structure: str, tensors: Mapping[str, torch.Tensor], *, are_whole: bool = False) -> Tree:
-    """Return the tree of `pack`, with these tensors in it; in place of each Part what was its tensor, where they `are_whole`.
-    Raises CheckpointError for text that `pack` did not write."""
+    """Return the tree from the structure of `pack` and tensors. Raises CheckpointError for a text that `pack` did not write.
+
+    If the tensors `are_whole`, a tensor stands in place of each Part.
+    """
     try:
         tree = _decode(json.loads(structure), tensors, are_whole)
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -55,7 +57,7 @@ def unpack(structure: str, tensors: Mapping[str, torch.Tensor], *, are_whole: bo
 
 
 def unsaved_kind(tensor: torch.Tensor) -> str | None:
-    """Return the kind of a tensor that cannot be saved byte by byte, such as a sparse one; None: its bytes are its elements."""
+    """Return the kind of a tensor that cannot be saved byte by byte, such as a sparse one. None for a dense tensor."""
     if tensor.is_nested or tensor.is_quantized:
         return "nested" if tensor.is_nested else "quantized"
     return None if tensor.layout == torch.strided else str(tensor.layout)
@@ -74,7 +76,7 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor])
         tensors[key] = value.detach()
         return {"tensor": key}
     if value is None or isinstance(value, (bool, int, float, str)):
-        # A subclass (numpy.float64, an enum) would come back as its base: then it is no longer what was saved.
+        # A subclass (numpy.float64, an enum) is refused, since it would come back as its base.
         if type(value) in (type(None), bool, int, float, str):
             return value
     elif isinstance(value, dict):
@@ -120,7 +122,7 @@ def _decode(node: Any, tensors: Mapping[str, torch.Tensor], are_whole: bool) -> 
 
 
 def differences(loaded: Tree, model: Mapping[str, Any]) -> str | None:
-    """Return a sentence on how the model of a loaded tree does not fit `model`, a state_dict; None when it fits."""
+    """Return a sentence on the first difference between the model of a loaded tree and `model`, a state_dict, or None."""
     held = loaded.get("model")
     if not isinstance(held, dict):
         return "It holds no model."
@@ -142,7 +144,7 @@ def _some(names: list[str]) -> str:
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return where each piece begins when they lie one behind the other, each aligned for any type, and the bytes in all."""
+    """Return the offset of each piece of these sizes, one behind the other and aligned for any type, and the total size."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)

@@ -1,3 +1,6 @@
-"""What a process holds: `training` model, optimizer and further objects as one tree with a name; `durable` when it is written to
-a checkpoint and read from one (`regroup.checkpoint` knows what that looks like on disk).
+"""The state that a process holds, and its tiers.
+
+`training` has model, optimizer and further objects as one tree with a name. `memory` copies the tree to memory that outlives the
+process, in `slots`. `durable` decides when `regroup.checkpoint` writes and reads it on a volume. `optimizers` and `rates` adapt the
+script's optimizers.
 """

@@ -1,9 +1,8 @@
-"""When a session writes and reads durable checkpoints: the policy around `regroup.checkpoint`.
+"""Decides when a session writes durable checkpoints, and when it waits for one: the policy around `regroup.checkpoint`.
 
-Rank 0's process writes for all, since the state is replicated. Owns the environment's settings, the wait for what must be on
-disk before something else happens (the end, the first report after a rollback) and its bound (adr/0015), and where plain
-`python` continues. Does not decide which checkpoint may be read (`regroup.checkpoint.selection`) or whether the disk is
-asked at all (`adoption`).
+The process of rank 0 writes for all, since the state is replicated. This module owns the settings from the environment, the
+bounded wait for a checkpoint before the job ends (adr/0015), and the start of plain `python`. `regroup.checkpoint.selection`
+decides which checkpoint may be read, and `adoption` whether one is read at all.
 """
 
 import os
@@ -26,35 +25,35 @@ from .training import TrainingState
 
 _SLICE_S = 0.2
 _LAST_S = 2.0
-"""Where it takes longer, one checkpoint too many stays: the job has ended, and its volume hangs."""
+"""Longest wait for the last deletion. If the volume hangs then, a checkpoint too many stays."""
 
 MOST_S = 1800.0
-"""A checkpoint is waited for so long where nothing else is said (CHECKPOINT_WAIT_SECONDS) and none was written before."""
+"""Longest wait for one checkpoint, unless CHECKPOINT_WAIT_SECONDS is set. It holds for the first one."""
 LEAST_S = 300.0
-"""... and never less than this, however fast the ones before were: a file server that is started again takes minutes."""
+"""Shortest bound of a later wait, however fast earlier writes were: a file server that restarts takes minutes."""
 TIMES = 4
-"""... else so many times as long as the slowest write took."""
+"""Bound of a later wait, as a multiple of the slowest write."""
 MARGIN_S = 30.0
-"""The operator calls the wait a hang so much later than this process gives up by itself."""
+"""Time between the end of this process's own bound and the moment at which the operator calls the wait a hang."""
 
 
 def patience_s(most_s: float, longest_s: float | None) -> float:
-    """Return how long one checkpoint is waited for. `longest_s`: the slowest write so far; None: there was none."""
+    """Return the longest wait for one checkpoint. `longest_s` is the time of the slowest write so far; None: there was none."""
     return most_s if longest_s is None else min(most_s, max(LEAST_S, TIMES * longest_s))
 
 
 class Durable:
-    """The durable tier of one session; without REGROUP_CHECKPOINT_DIR all methods do nothing."""
+    """The durable tier of one session. Without REGROUP_CHECKPOINT_DIR all methods do nothing."""
 
     def __init__(self, state: TrainingState, plan: SamplePlan, model_group_index: int = 0) -> None:
-        """`model_group_index`: this process's inner index."""
+        """`model_group_index` is the inner index of this process."""
         self._state, self._plan = state, plan
         self.checkpointer: Checkpointer | None = None
         self.known_by_all = 0
-        """Number of steps that every rank has committed for certain: only those may get a COMMIT (rule CKPT)."""
+        """Number of steps that every rank has committed for certain. Only their checkpoints may get a COMMIT (rule CKPT)."""
         self._said: str | None = None
         self.is_writer = False
-        """This process is the one of the generation that writes, or the first of those that do."""
+        """This process is the only writer of the generation, or the first one in a model group."""
         self._part = (model_group_index, plan.layout.size) if plan.layout.size > 1 else None
         self._is_due = False
         self._most_s = float(os.environ.get(env.CHECKPOINT_WAIT_SECONDS) or MOST_S)
@@ -64,12 +63,12 @@ class Durable:
         if directory:
             self.checkpointer = Checkpointer(directory, every_s, os.environ.get(env.JOB_UID) or "local", state.staging)
         self.resume_from = os.environ.get(env.RESUME_FROM) if directory else None
-        """Path of the checkpoint that the job begins with; the same in every process for the life of the job."""
+        """Path of the checkpoint with which the job begins. It is the same in every process for the life of the job."""
 
     def continue_alone(self) -> Origin:
-        """Plain `python`: load the newest checkpoint, if there is one, give the state its name, and say who goes on."""
+        """Load the newest checkpoint, if there is one, and name the state, in plain `python`. Returns the origin of checkpoints."""
         if self.checkpointer is not None:
-            # One trainer at a time and no fenced generations: every one may be read.
+            # Only one trainer runs at a time and no generation is fenced, so every checkpoint may be read.
             committed, _ = store.names(Path(os.environ[env.CHECKPOINT_DIR]))
             newest = self.checkpointer.newest([LineageEntry(name.generation, 1 << 62) for name in committed])
             for sentence in newest.skipped:
@@ -88,7 +87,7 @@ class Durable:
         return Origin(1, "alone", 0, 0)
 
     def load(self, info: CheckpointInfo) -> None:
-        """Put a checkpoint into the script's objects; of what this process holds a part of, that part. Raises CheckpointError."""
+        """Load a checkpoint into the script's objects. Of split tensors this process reads its part. Raises CheckpointError."""
         assert self.checkpointer is not None
         tree = self.checkpointer.load(info, into=self._state.tree(), like=self._state.like, choose=self._state.chosen)
         self._state.load(tree)
@@ -96,49 +95,56 @@ class Durable:
             self._plan.digest(info.pair.step, known=(info.pair.step, info.commit.digest))
 
     def wants(self) -> bool:
-        """Return whether it is time for a checkpoint. It stays so until one is begun: a step may not be committed."""
+        """Return whether it is time for a checkpoint. The answer stays True until one begins, since the step may not commit."""
         if self.checkpointer is not None:
             self._is_due = self.checkpointer.due(time.monotonic()) or self._is_due
         return self._is_due
 
     def save_part(self, origin: Origin) -> None:
-        """Start to write this process's part in the background; called by all ranks of the first model group after one commit."""
+        """Start to write this process's part in the background. Each rank of the first model group does so after one commit."""
         self._say_problem()
         self._save_periodic(origin, known=False)
-        self._is_due = False  # also where the writer is busy still: the others of the model group write a part now
+        self._is_due = False  # even if the writer is busy, since the others of the model group write their parts now
 
     def hurry(self) -> None:
-        """Have the next commit begin a checkpoint, whatever the interval. Called where a generation has rolled back: the volume may
-        have only newer checkpoints, which the generation has left behind. The first step does not wait for the volume."""
+        """Have the next commit begin a checkpoint, whatever the interval.
+
+        Called by a generation that has rolled back: the volume may have only newer checkpoints, which it has left behind.
+        """
         if self.checkpointer is not None:
             self._is_due = True
 
     def begin_generation(self) -> None:
-        """Other ranks, from here on. In a model group a write that was under way may lack the part of a process that is gone: it
-        is done again."""
+        """Begin a generation with other ranks.
+
+        In a model group an unfinished write may lack the part of a lost process, so it is cancelled and done again.
+        """
         self._interval.begin_generation()
         if self._part is not None and self.checkpointer is not None and self.checkpointer.busy:
             self.checkpointer.cancel()
             self._is_due = True
 
     def save_if_due(self, origin: Origin, *, alone: bool) -> None:
-        """Start to write in the background when it is time; called by rank 0 after a commit."""
+        """Start to write in the background if it is time. Rank 0 calls this after a commit. `alone`: there is no other rank."""
         self._say_problem()
         if self.wants() and self._save_periodic(origin, known=alone):
             self._is_due = False
 
     @property
     def wait_s(self) -> float | None:
-        """How long `save_now` may take: for what is being written, and for its own write. None: it does nothing."""
+        """Longest duration of `save_now`: it waits for the write under way and then for its own. None if it does nothing."""
         return None if self.checkpointer is None else 2 * self._patience_s + MARGIN_S
 
     def save_now(self, origin: Origin, *, interrupted: Callable[[], bool]) -> None:
-        """Write what every rank is known to hold, and wait until it is durable; no longer once `interrupted`, nor when the
-        volume does not answer (adr/0015): then it is not saved, and `problem` says so."""
+        """Write the state, which every rank is known to hold, and wait until it is durable.
+
+        The wait ends early if `interrupted()` returns True, or at its bound if the volume does not answer (adr/0015). The state is
+        not saved then, and `problem` tells why.
+        """
         pair = self._state.pair
         if self.checkpointer is None or pair is None:
             return
-        # What is under way is of this state or of one before it, and there may be no next commit that would say so.
+        # The write under way is of this state or an older one, and no later commit may come to acknowledge it.
         self.known_by_all = max(self.known_by_all, pair.step)
         if self._wait(interrupted):
             self._save(origin, known=True)
@@ -146,42 +152,44 @@ class Durable:
         self._say_problem()
 
     def problem(self) -> str | None:
-        """Return what is wrong with the volume, one sentence; empty: nothing is. None: this process is not the one to write."""
+        """Return a sentence on a problem with the volume, empty if there is none. None if this process is not the writer."""
         if self.checkpointer is None or not self.is_writer:
             return None
         return self.checkpointer.hangs(self._patience_s) or self.checkpointer.failure or ""
 
     def late(self) -> str | None:
-        """Why checkpoints come less often than was asked for, one sentence; empty: they do not. None: as `problem`."""
+        """Return a sentence if checkpoints come later than the spec asks for, else "". None if this process is not the writer."""
         return None if self.checkpointer is None or not self.is_writer else self._interval.sentence
 
     def lost(self) -> None:
-        """The state was replaced by another rank's, or the script ends by an exception: what is being written may be of a step that
-        was never committed by all, and no later commit of this process will say that it was."""
+        """Cancel all writes, because the state was replaced by another rank's or the script ends by an exception.
+
+        They may be of a step that some rank never committed, and no later commit of this process will acknowledge it.
+        """
         self.known_by_all = 0
         if self.checkpointer is not None:
             self.checkpointer.cancel()
 
     def prune(self, word: PruneLocally | None, generation: int) -> None:
-        """Delete what the operator's word allows, in the background: a volume that hangs keeps nobody from training."""
+        """Delete the checkpoints that the operator's word allows, in the background. A volume that hangs does not stop training."""
         if self.checkpointer is not None and word is not None:
             self.checkpointer.prune(word.keep, generation)
 
     def prune_last(self, word: PruneLocally | None, generation: int) -> None:
-        """Delete what the operator's last word allows, which it spoke of the last checkpoint; takes 2 s at most."""
+        """Delete the checkpoints that the operator's word about the last checkpoint allows. Takes at most 2 s."""
         self.prune(word, generation)
         if self.checkpointer is not None:
             self.checkpointer.wait(_LAST_S)
 
     def report(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint that this process committed, as a report has it."""
+        """Return the newest checkpoint that this process has committed, in the form of a report."""
         saved = self.checkpointer.last_committed if self.checkpointer is not None else None
         if saved is None:
             return None
         return {"generation": saved.generation, "step": saved.step, "directory": saved.directory}
 
     def _save_periodic(self, origin: Origin, *, known: bool) -> bool:
-        """As `_save`, for the checkpoint that the interval asks for."""
+        """Begin to write the checkpoint that the interval asks for, as `_save` does."""
         longest_s = self.checkpointer.longest_s if self.checkpointer is not None else None
         if not self._save(origin, known=known):
             return False
@@ -195,7 +203,7 @@ class Durable:
         return True
 
     def _save(self, origin: Origin, *, known: bool) -> bool:
-        """Begin to write; return False where there is nothing to write, or the writer is busy."""
+        """Begin to write. Returns False if there is nothing to write, or the writer is busy."""
         pair = self._state.pair
         if self.checkpointer is None or pair is None:
             return False
@@ -210,7 +218,7 @@ class Durable:
         )
 
     def _say_problem(self) -> None:
-        """Say once why the last write or deletion came to nothing, or does not come to an end."""
+        """Print once why the last write or deletion has failed or does not end."""
         if self.checkpointer is None:
             return
         problem = self.checkpointer.hangs(self._patience_s) or self.checkpointer.problem
@@ -223,7 +231,7 @@ class Durable:
         return patience_s(self._most_s, self.checkpointer.longest_s if self.checkpointer is not None else None)
 
     def _wait(self, interrupted: Callable[[], bool]) -> bool:
-        """Return True when nothing is being written any more, False when `interrupted` came first, or the bound."""
+        """Wait until nothing is being written. Returns False if `interrupted()` or the bound ends the wait."""
         assert self.checkpointer is not None
         end_s = time.monotonic() + self._patience_s
         while not self.checkpointer.wait(_SLICE_S):

@@ -1,9 +1,9 @@
-"""The memory tier of a session: when the state is copied to memory that outlives this process, and when it is read back.
+"""The memory tier of a session: copies the state to memory that outlives this process, and reads it back.
 
-The process of local rank 0 of each worker copies, since the state is replicated; where a model is split, each process copies its
-part. A thread does it while the next steps compute; how the bytes get to the host is `regroup.checkpoint.staging`'s affair.
-Why: docs/design/adr/0021, 0046 and 0073. Where the bytes lie is `slots`' affair, and whether a snapshot is what a generation
-continues from is decided in `adoption` and `parts` (rule BACKUP).
+The process of local rank 0 of each worker copies, since the state is replicated. If the model is split, each process copies its
+part. A thread copies while the next steps compute: `regroup.checkpoint.staging` brings the bytes to the host, `slots` has their
+files. `adoption` and `parts` decide whether a generation continues from a snapshot (rule BACKUP). The reasons are in
+docs/design/adr/0021, 0046 and 0073.
 """
 
 import os
@@ -28,17 +28,17 @@ from .slots import Slots, SnapshotError, UnusableError, Writing
 from .training import CommitRecord, TrainingState
 
 EVERY_S = 10.0
-"""Time between two snapshots where nothing else is said (SNAPSHOT_EVERY_SECONDS)."""
+"""Time between two snapshots, unless SNAPSHOT_EVERY_SECONDS is set."""
 WAIT_SHARE = 20
-"""Training waits for copies at most one part in so many of the time, whatever was asked for."""
+"""Training waits for copies at most 1/20 of the time, whatever interval was asked for."""
 BUSY_SHARE = 2
-"""Copies are under way at most one part in so many of the time: they take bandwidth of the memory, and on a CPU its cores."""
+"""Copies run at most 1/2 of the time, since they use bandwidth of the memory, and on a CPU its cores."""
 
 
 class Memory:
-    """The memory tier of one process; without SNAPSHOT_DIR, and where another process of the worker copies, it does nothing.
+    """The memory tier of one process. All methods are for the main thread.
 
-    All methods are for the main thread.
+    It does nothing without SNAPSHOT_DIR, and if another process of the worker copies the state.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Memory:
         local_rank: int,
         inner: int = 0,
     ) -> None:
-        """`send` tells the agent; any thread may call it. None: plain `python`. `inner`: this process's inner index."""
+        """`send` sends a message to the agent, from any thread; None in plain `python`. `inner` is this process's inner index."""
         self._state, self._plan = state, plan
         self._send = send
         self._slots: Slots | None = None
         self.whole_step: int | None = None
-        """Newest step whose snapshots make up a whole state: no copy may be written over this process's part of it (rule BACKUP).
-        None: the state is not split, so the newest one will do."""
+        """Newest step of which every part of the state is in a snapshot. This process's part of it must stay (rule BACKUP).
+        None: the state is not split, and the newest snapshot stays."""
         directory = os.environ.get(env.SNAPSHOT_DIR)
         is_split = plan.layout.size > 1
         self._of_worker: Slots | None = None
-        """Where the snapshots lie of what this process holds; None: nowhere."""
+        """Slots with the snapshots of this process's state, which may be another process's to write; None: there are none."""
         if directory and send is not None:
             self._of_worker = Slots(
                 directory_of(Path(directory), local_rank if is_split else 0),
@@ -73,23 +73,23 @@ class Memory:
         every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
         self.interval = Interval("Memory snapshots", "spec.memorySnapshot.everySeconds", every_s)
         self._asked_s = 0.0
-        """When `due` was last asked, which is before a commit."""
+        """Time of the last call of `due`, which comes before a commit."""
         self._since_s: float | None = None
-        """When it was asked for the last copy: from then on the time to the next one counts. A copy begins after the commit, and
-        counting from there would leave out every second one of steps that are hardly longer than the interval."""
+        """Time of the call of `due` that led to the last copy. The interval counts from here, not from the start of the copy after
+        the commit. Otherwise every second step would be left out, if steps are hardly longer than the interval."""
         self._took_s = 0.0
-        """How long the last copy took, from its begin to its end."""
+        """Duration of the last copy, from begin to end."""
         self._last: Copy | None = None
-        """The last copy, which knows how long training has waited for it."""
+        """The last copy, which measures how long training has waited for it."""
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._said = ""
         self._versions: list[int] = []
-        """Of the parameters, at the last commit: a change between two commits shows in them."""
+        """Version counters of the parameters at the last commit. A change between two commits shows in them."""
 
     @property
     def step(self) -> int | None:
-        """Step of the newest complete snapshot, -1 before the first; None: this process takes none."""
+        """Step of the newest complete snapshot, -1 before the first; None if this process takes none."""
         if self._slots is None:
             return None
         newest = self._slots.newest
@@ -97,12 +97,12 @@ class Memory:
 
     @property
     def newest(self) -> Snapshot | None:
-        """The newest snapshot of this process's worker that `restore` would load; None: there is none."""
+        """Newest snapshot of this process, which `restore` would load; None: there is none."""
         return None if self._slots is None else self._slots.newest
 
     @property
     def last(self) -> Snapshot | None:
-        """The newest snapshot, if its process took it as it ended: it is what that process held. None: it is not."""
+        """The newest snapshot, if a process took it as it ended, so that it has all that the process held. Otherwise None."""
         return self.newest if self.newest is not None and self.newest.is_last else None
 
     @property
@@ -112,16 +112,16 @@ class Memory:
 
     @property
     def problem(self) -> str | None:
-        """What keeps this process from taking snapshots, one sentence; empty: nothing. None: it takes none."""
+        """Sentence on the failure of the last snapshot, empty if it did not fail. None if this process takes none."""
         return None if self._slots is None else self._failure
 
     @property
     def late(self) -> str | None:
-        """Why snapshots come less often than was asked for, one sentence; empty: they do not. None: this process takes none."""
+        """Sentence if snapshots come later than the spec asks for, else an empty one. None if this process takes none."""
         return None if self._slots is None else self.interval.sentence
 
     def due(self, now_s: float) -> bool:
-        """Return whether it is time for a snapshot. now_s: monotonic seconds."""
+        """Return whether it is time for a snapshot. `now_s` is a monotonic time."""
         if self._slots is None or self._copies():
             return False
         self._asked_s = now_s
@@ -129,17 +129,17 @@ class Memory:
 
     @property
     def _apart_s(self) -> float:
-        """Least time between the starts of two snapshots, by what the last one took."""
+        """Least time between the starts of two snapshots. It follows the cost of the last one."""
         waited_s = 0.0 if self._last is None else self._last.waited_s
         return max(self.interval.asked_s, BUSY_SHARE * self._took_s, WAIT_SHARE * waited_s)
 
     def committed(self) -> None:
-        """The state has just been committed, or adopted: from here on nothing but a commit may change it."""
+        """Note that the state was just committed or adopted. From here on only a commit may change it."""
         if self._slots is not None:
             self._versions = self._versions_now()
 
     def take(self) -> None:
-        """Copy the state that was just committed, in a thread. What changes before the next commit is set aside now."""
+        """Start to copy the state that was just committed, in a thread. Buffers, which a forward may change, are copied at once."""
         if self._slots is None or self._state.pair is None:
             return
         self.settle()
@@ -166,14 +166,14 @@ class Memory:
         return "a snapshot is taken after a step, once all workers find it due"
 
     def settle(self) -> None:
-        """Wait until the last copy is complete or has failed. Training waits for less: until the copy has been read (`Staging`)."""
+        """Wait until the last copy is complete or has failed. Training itself waits only until the copy was read (`Staging`)."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
             self._say_failure()
 
     def take_last(self) -> None:
-        """This process ends and commits nothing more: copy what it holds, if that is a state."""
+        """Copy the state at the end of this process, which commits nothing more. Does nothing if it holds no whole state."""
         if self._slots is None:
             return
         self.settle()
@@ -191,18 +191,21 @@ class Memory:
         self._say_failure()
 
     def restore(self, wanted: StatePair | None = None) -> None:
-        """Load the snapshot of a state, None: the newest, into the script's objects; it has no name before it is adopted.
+        """Load the snapshot of a state, or the newest one, into the script's objects. The state is named when it is adopted.
 
-        Raises StateError. A snapshot that is damaged, or does not fit the script, is removed, so that the next process goes on
-        without it. Anything else, such as too little memory for the moment, leaves it as it is.
+        Raises StateError. A snapshot that is damaged or does not fit the script is removed, so that the next process goes on
+        without it. After another error, such as a momentary lack of memory, it stays.
         """
         assert self._slots is not None
         self.settle()
         self._load(self._slots, next(one for one in self._slots.held if wanted in (None, one.state)))
 
     def restore_exactly(self, step: int, adopted: int) -> StatePair | None:
-        """As `restore`, the state after `step` steps that was adopted in generation `adopted`; return its name, None where there is
-        no snapshot of it in the worker. A process that takes none loads that of its worker's local rank 0: they have one state."""
+        """Load the state after `step` steps that was adopted in generation `adopted`, as `restore` does, and return its name.
+
+        Returns None if the worker has no snapshot of it. A process that takes none loads that of local rank 0, since the state is
+        replicated.
+        """
         if self._of_worker is None:
             return None
         self.settle()
@@ -253,15 +256,15 @@ class Memory:
         return _Copy(copy, structure, self.whole_step, state.pair, state.adopted, is_last, digest, state.record)
 
     def _run(self, copy: "_Copy", began_s: float) -> None:
-        """Fill the slot and make it the newest; in a thread, or at the end of the process."""
+        """Fill the slot and make it the newest snapshot. Runs in a thread, or at the end of the process."""
         assert self._slots is not None
         try:
             writing = copy.fill(self._slots)
-            # Waits for the device, and training does not.
+            # `to_json` waits for the device; training does not.
             said = {"digest": copy.digest, "record": None if copy.record is None else copy.record.to_json()}
             self._slots.complete(writing, state=copy.pair, adopted=copy.adopted, is_last=copy.is_last, **said)
             self._failure = ""
-        except Exception as error:  # in a thread: whatever it is, the next copy must hear of it
+        except Exception as error:  # nobody else would hear of an error in a thread
             self._failure = (
                 str(error) if isinstance(error, SnapshotError) else f"The memory snapshot failed: {error!r}."
             )
@@ -296,12 +299,12 @@ def _changed_outside(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Copy:
-    """One snapshot while it is taken: of the state `pair`, which was adopted in generation `adopted`."""
+    """One snapshot while it is taken. It has the state `pair`, which was adopted in generation `adopted`."""
 
     tensors: Copy
     structure: str
     keep_step: int | None
-    """See `Memory.whole_step`, as it was when the copy began."""
+    """`Memory.whole_step` when the copy began: the snapshot of this step must stay."""
     pair: StatePair
     adopted: int
     is_last: bool

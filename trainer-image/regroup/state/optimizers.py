@@ -1,7 +1,7 @@
-"""The optimizer, or optimizers, that a script passes: as one object with a state, and what cannot be used refused.
+"""Makes one object of the optimizers that a script passes, and refuses those that a session cannot use.
 
-A commit steps it once, with gradients that are equal on all ranks. So one that evaluates the loss again, or that communicates,
-cannot be used.
+A commit steps the optimizer once, with gradients that are equal on all ranks. So an optimizer that evaluates the loss again or that
+communicates cannot be used.
 """
 
 import inspect
@@ -20,23 +20,23 @@ _COMMUNICATE = ("ZeroRedundancyOptimizer", "DistributedOptimizer", "PostLocalSGD
 
 
 class Together:
-    """Several optimizers, stepped one after the other."""
+    """Several optimizers as one. They are stepped one after the other."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.optimizers = list(optimizers)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of all."""
+        """Param groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in getattr(optimizer, "param_groups", ())]
 
     def step(self) -> None:
-        """Step each."""
+        """Step each optimizer."""
         for optimizer in self.optimizers:
             step(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each by its number."""
+        """Return the state of each optimizer by its number."""
         return {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Together:
 
 
 def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
-    """Return what steps the model: `optimizer` itself, or a list of them as one. Raises UsageError."""
+    """Return the script's optimizer, or its list of optimizers as one. Raises UsageError."""
     if not isinstance(optimizer, (list, tuple)):
         _check(optimizer, model, "optimizer")
         return optimizer
@@ -68,8 +68,8 @@ def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
 def step(optimizer: Any) -> None:
     """Step one of the script's own optimizers.
 
-    torch steps the parameters of a group together on a GPU, and cannot where they are split over different meshes, or only some of
-    them are. Such a group is stepped parameter by parameter, unless the script has set `foreach` or `fused` itself.
+    On a GPU torch steps the parameters of a group together. It cannot if they are split over different meshes, or if only some are
+    split. Such a group is stepped parameter by parameter, unless the script has set `foreach` or `fused` itself.
     """
     groups = [
         group
@@ -93,15 +93,20 @@ def _is_mixed(parameters: Sequence[Any]) -> bool:
 
 
 def load_exactly(optimizer: Any, state: Any) -> None:
-    """Load a state_dict with each tensor as it was saved. Torch's own load_state_dict casts what it keeps of a parameter to the
-    parameter's type: moments in float32 of parameters in bfloat16 would be rounded, on the ranks that load and on no other.
+    """Load a state_dict with the type of each tensor as it was saved.
 
-    What has its parameter's shape gets the parameter's strides, too, as when the optimizer made it: fused optimizers go through
-    both side by side, and a state that comes from another rank or a file is contiguous. Where the optimizer has had a tensor of the
-    same shape, its device and its strides count: moments may be kept in host memory. A tensor among the settings of a group,
-    such as the learning rate, stays the script's own, with the value that was saved: a schedule, a compiled step or a captured
-    graph may hold it, and it is to stay on its device. An object that is no optimizer loads its state by its own load_state_dict
-    alone."""
+    torch's own load_state_dict casts the state of a parameter to the parameter's type. Moments in float32 of parameters in bfloat16
+    would be rounded, on the ranks that load and on no other. The further differences are:
+
+    - A tensor in its parameter's shape gets the parameter's strides. Fused optimizers go through both side by side, and a state
+      from another rank or a file is contiguous.
+    - If the optimizer had a tensor of the same shape before, the new one has its device and strides. A script may keep moments in
+      host memory.
+    - A tensor among the settings of a group, such as the learning rate, stays the same object and gets the saved value. A schedule,
+      a compiled step or a captured graph may hold it.
+
+    An object that is no torch optimizer only gets its own load_state_dict called.
+    """
     parts = [one for one in parts_of(optimizer) if isinstance(one, torch.optim.Optimizer)]
     settings = [[dict(group) for group in one.param_groups] for one in parts]
     held = {id(one): dict(one.state) for one in parts}
@@ -122,7 +127,7 @@ def load_exactly(optimizer: Any, state: Any) -> None:
 
 
 def _keep_tensors(group: dict[str, Any], own: dict[str, Any]) -> None:
-    """Put the script's own tensors back into the settings of a param group, with the values that were loaded."""
+    """Put the script's own tensors back into the settings of a param group, and copy the loaded values into them."""
     for key, loaded in group.items():
         mine = own.get(key)
         if not isinstance(loaded, torch.Tensor) or not isinstance(mine, torch.Tensor):
@@ -132,7 +137,7 @@ def _keep_tensors(group: dict[str, Any], own: dict[str, Any]) -> None:
 
 
 def _as_saved(loaded: Any, saved: Any, own: Any, parameter: torch.Tensor) -> Any:
-    """Return what was loaded, its tensors with the values and types that were saved. own: what there was before."""
+    """Return a loaded part of the state, its tensors with saved values and types. `own` is the part before the load."""
     if isinstance(loaded, dict) and isinstance(saved, dict):
         held: dict[Any, Any] = own if isinstance(own, dict) else {}
         return {key: _as_saved(value, saved.get(key), held.get(key), parameter) for key, value in loaded.items()}
@@ -162,8 +167,10 @@ def parts_of(optimizer: Any) -> list[Any]:
 
 
 def learning_rates(optimizer: Any) -> tuple[Any, ...]:
-    """Return the learning rate of each param group as it is now; NaN for a group without one. A scheduler changes a rate that is
-    a tensor in place, so such a rate is copied."""
+    """Return the present learning rate of each param group, NaN for a group without one.
+
+    A rate that is a tensor is copied, since a scheduler changes it in place.
+    """
     rates = [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
     return tuple(
         rate.clone() if isinstance(rate, torch.Tensor) else math.nan if rate is None else rate for rate in rates
@@ -171,8 +178,10 @@ def learning_rates(optimizer: Any) -> tuple[Any, ...]:
 
 
 def _check(optimizer: Any, model: torch.nn.Module, name: str) -> None:
-    """Raise UsageError for an optimizer that cannot be stepped once by each rank, and for a parameter that it steps and the model
-    does not own: that would be no part of the state, and its gradient of no reduction."""
+    """Raise UsageError for an optimizer that a commit cannot step once on each rank.
+
+    Also raises it for a parameter that the model does not own, which would be no part of the state and of no reduction.
+    """
     kind = type(optimizer).__name__
     if any(base.__name__ in _COMMUNICATE for base in type(optimizer).__mro__):
         raise UsageError(

@@ -1,7 +1,7 @@
-"""The bytes of the memory snapshot: two slots in a directory in memory, each complete or absent.
+"""The files of the memory snapshot: two slots in a directory in memory, each complete or absent.
 
-Owns files, layout and descriptions (`regroup.protocol.snapshot`). One process of a worker writes, from one thread at a time.
-When a state is copied and when it is read is decided in `memory`. JSON and raw bytes, never pickle.
+Owns files, layout and descriptions (`regroup.protocol.snapshot`): JSON and raw bytes, never pickle. One process of a worker
+writes, from one thread at a time. `memory` decides when a state is copied and when it is read.
 """
 
 import contextlib
@@ -23,36 +23,36 @@ from regroup.protocol.snapshot import SLOTS, Snapshot
 
 _MIB = 1 << 20
 _DESCRIPTIONS = 4
-"""A slot's description has its structure once, with each quote escaped, and is written aside before it replaces the old one."""
+"""Room for descriptions, in structures. Quotes in one are escaped, and the new one lies beside the old one for a moment."""
 _A_TENSOR_BYTES = 100
-"""Name, type and shape of a tensor in a description, about."""
+"""Room for name, type and shape of a tensor in a description."""
 
 
 class SnapshotError(Exception):
-    """A snapshot cannot be taken: one sentence."""
+    """A snapshot cannot be taken. The text is one sentence."""
 
 
 class UnusableError(StateError):
-    """A snapshot is damaged, or of another model: no process of this script will ever be able to load it."""
+    """A snapshot is damaged or of another model. No process of this script will ever be able to load it."""
 
 
 @dataclass
 class Writing:
-    """A slot that is being filled: where each tensor goes. Absent until `Slots.complete`."""
+    """A slot that is being filled. It counts as absent until `Slots.complete`."""
 
     slot: str
     structure: str
     places: dict[str, torch.Tensor]
-    """By name: memory of the slot, in the tensor's shape and type."""
+    """Memory of the slot for each tensor by name, in the tensor's shape and type."""
 
 
 class Slots:
-    """The slots of one process. `place`: which part of which split of a model it has; those of another are not looked at."""
+    """The slots of one process. `place` names its part of a split model; snapshots of another part are ignored."""
 
     def __init__(
         self, directory: Path, job_uid: str, limit_bytes: int = 0, *, processes: int = 1, place: str = ""
     ) -> None:
-        """limit_bytes: how much all slots of a worker may hold; 0: no limit but the directory's own. processes: that have some."""
+        """`limit_bytes` bounds the slots of all `processes` of the worker that have some; 0: only the directory has a limit."""
         self._directory, self._job_uid, self._limit_bytes = directory, job_uid, limit_bytes
         self._processes, self._place = processes, place
         self._mapped: dict[str, torch.Tensor] = {}
@@ -62,17 +62,19 @@ class Slots:
 
     @property
     def newest(self) -> Snapshot | None:
-        """The newest complete snapshot; None: there is none."""
+        """Newest complete snapshot, or None."""
         return self.held[0] if self.held else None
 
     def look(self) -> None:
-        """See what there is: another process of the worker may write."""
+        """Read the descriptions again. Another process of the worker may have written one."""
         held = protocol.held(self._directory, self._job_uid)
         self.held = [one for one in held if one.description.get("place", "") == self._place]
 
     def begin(self, structure: str, tensors: Mapping[str, torch.Tensor], keep_step: int | None = None) -> Writing:
-        """Return room for these tensors, in the other slot than that of the snapshot that is kept: of step `keep_step`, if there is
-        one, else the newest. Raises SnapshotError."""
+        """Return room for these tensors, in the slot without the snapshot that must stay. Raises SnapshotError.
+
+        The snapshot of step `keep_step` stays, or the newest one if there is none of that step.
+        """
         kept = next((one for one in self.held if one.state.step == keep_step), self.newest)
         slot = next(name for name in SLOTS if kept is None or name != kept.slot)
         offsets, total = trees.layout([tensor.nbytes for tensor in tensors.values()])
@@ -99,7 +101,7 @@ class Slots:
         return Writing(slot, structure, places)
 
     def complete(self, writing: Writing, *, state: Sequence[int], adopted: int, is_last: bool, **said: Any) -> None:
-        """All bytes are there: make the slot the newest snapshot. `said`: what else `load` gives back. Raises SnapshotError."""
+        """Make a slot with all its bytes the newest snapshot. `said` goes into its description. Raises SnapshotError."""
         tensors = [
             [name, str(place.dtype).removeprefix("torch."), list(place.shape)] for name, place in writing.places.items()
         ]
@@ -127,8 +129,10 @@ class Slots:
         self.look()
 
     def load(self, snapshot: Snapshot) -> trees.Tree:
-        """Return the tree of a complete snapshot, in memory of its own. Raises UnusableError for one that is damaged,
-        StateError where it cannot be read now."""
+        """Return the tree of a complete snapshot, in memory of its own.
+
+        Raises UnusableError if the snapshot is damaged, and StateError if it cannot be read at the moment.
+        """
         described = snapshot.description
         try:
             shapes = [(name, getattr(torch, dtype), torch.Size(shape)) for name, dtype, shape in described["tensors"]]
@@ -148,13 +152,13 @@ class Slots:
             raise StateError(f"The memory snapshot of step {snapshot.state.step} cannot be read: {error}.") from error
 
     def discard(self, snapshot: Snapshot) -> None:
-        """Remove a snapshot; the other one, if it is complete, becomes the newest."""
+        """Remove a snapshot. The other one becomes the newest if it is complete."""
         with contextlib.suppress(OSError):
             protocol.description_path(self._directory, snapshot.slot).unlink(missing_ok=True)
         self.look()
 
     def _map(self, slot: str, total: int, *, is_new: bool = True) -> torch.Tensor:
-        """Return the slot's bytes. What is mapped stays, because fresh pages cost more than the copy. Raises OSError."""
+        """Return the bytes of a slot. They stay mapped, because fresh pages cost more than the copy. Raises OSError."""
         known = self._mapped.get(slot)
         if known is not None and known.numel() == total:
             return known

@@ -1,7 +1,7 @@
-"""Model, optimizer and `state` of this process: one tree with a name, the state pair, and whether it is whole.
+"""Model, optimizer and `state` of this process as one tree, which is named by a state pair while it is whole.
 
-Owns the objects' identity: they are the user's, loaded in place and never replaced. Does not move bytes between ranks
-(`transfer`) or to disk (`regroup.checkpoint`, whose `pack` is the one encoding of a tree). Rules STATE and TORN.
+The objects are the user's. They are loaded in place and never replaced. `transfer` moves bytes between ranks, and
+`regroup.checkpoint` to disk; its `pack` is the only encoding of a tree. Rules STATE and TORN.
 """
 
 import re
@@ -21,25 +21,25 @@ from regroup.protocol.state import StatePair
 from .optimizers import as_optimizer, load_exactly, parts_of
 
 MEASURES = frozenset({"regroup.noise_scale"})
-"""Parts of the state that training does not depend on: a state with one fits a script without it, and the other way round."""
+"""Parts of the state on which training does not depend. A state with such a part fits a script without it, and vice versa."""
 
 
 class CommitRecord(NamedTuple):
-    """What a commit came to. It stays with the state that it made, and goes with it to whoever gets a copy."""
+    """The result of a commit. It stays with the state that the commit made, and goes with each copy of it."""
 
     state: StatePair
     loss: float
-    """Mean over the whole batch, by weight."""
+    """Weighted mean over the whole batch."""
     weight: float
     norm: torch.Tensor | float | None = None
-    """Norm of the gradient before it was clipped; None: it was not clipped. A scalar, on the model's device."""
+    """Norm of the gradient before it was clipped, a scalar on the model's device; None: it was not clipped."""
     learning_rates: tuple[Any, ...] = ()
-    """By param group, as they were applied: numbers, or scalars on the model's device."""
+    """Applied rate of each param group: a number, or a scalar on the model's device."""
     skipped: bool = False
     """The gradient was no number (an overflow in fp16), so the optimizer was not stepped."""
 
     def to_json(self) -> list[Any]:
-        """Return the form in which it is sent. Waits for the device."""
+        """Return the record as JSON values. Waits for the device."""
         rates = [float(rate) for rate in self.learning_rates]
         return [
             self.state,
@@ -57,14 +57,14 @@ class CommitRecord(NamedTuple):
 
 
 class TrainingState:
-    """The state that this process trains. `pair` names it while it is valid; None: it is no state anybody may copy."""
+    """The state that this process trains. `pair` names it while it is valid. While it is None, nobody may copy the state."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, extra: Mapping[str, Any], scaler: Any = None) -> None:
-        """Raises StateError, by name, for what cannot be saved, and UsageError for an optimizer that cannot be used."""
+        """Raise StateError that names an object that cannot be saved, and UsageError for an optimizer that cannot be used."""
         self.model = model
         self.optimizer = as_optimizer(optimizer, model)
         self.scaler = scaler
-        """A GradScaler, for gradients in fp16; it is a part of the state, as `scaler`."""
+        """GradScaler for gradients in fp16. It is the part `scaler` of the state."""
         self.extra = dict(extra)
         if scaler is not None:
             if not callable(getattr(scaler, "unscale_", None)):
@@ -72,16 +72,16 @@ class TrainingState:
             if self.extra.setdefault("scaler", scaler) is not scaler:
                 raise UsageError('state["scaler"] is another object than scaler. Pass it as scaler only.')
         self.adopted = 0
-        """Generation in which the state was adopted; 0 without one."""
+        """Generation in which the state was adopted; 0: none."""
         self.record: CommitRecord | None = None
-        """Of the commit that made this state, where that is known: not of one that was read from a checkpoint."""
+        """Record of the commit that made this state. None for a state from a checkpoint."""
         self.torn = False
-        """A copy of a state into its tensors was cut off: they are not what the script made either."""
+        """The tensors are unusable, because a copy of another rank's state into them was cut off."""
         self._pair: StatePair | None = None
         self.staging = Staging(model.buffers)
-        """Its copies to host memory."""
+        """Copies of the state to host memory."""
         self.before_change: Callable[[], None] = self.staging.settle
-        """Called before any part of the state is changed."""
+        """Function that is called before any part of the state is changed."""
         for name, part in self.extra.items():
             if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
                 raise StateError(
@@ -91,7 +91,7 @@ class TrainingState:
         self.packed()
 
     def add(self, name: str, part: Any) -> None:
-        """Take a part of the session's own into the state. Raises UsageError where the script uses its name."""
+        """Add a part of the session itself to the state. Raises UsageError if the script uses its name."""
         if self.extra.setdefault(name, part) is not part:
             raise UsageError(f'state["{name}"] has a name that the session uses. Choose another.')
 
@@ -101,20 +101,20 @@ class TrainingState:
 
     @property
     def step(self) -> int:
-        """Number of committed steps; 0 without a state."""
+        """Number of committed steps; 0 without a named state."""
         return self._pair.step if self._pair is not None else 0
 
     def named(self, pair: StatePair, adopted: int) -> None:
-        """Give what is held its name, after adoption or a commit."""
+        """Name the state that this process holds, after adoption or a commit."""
         self._pair, self.adopted = pair, adopted
 
     def committed(self, record: CommitRecord, adopted: int) -> None:
-        """A step was committed: what is held is the state that it names."""
+        """Name the state after a commit by the commit's record, and keep the record."""
         self.named(record.state, adopted)
         self.record = record
 
     def tree(self) -> trees.Tree:
-        """Return {model, optimizer, state}: the live tensors, not copies."""
+        """Return {model, optimizer, state} with the live tensors, not copies."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state_dict(),
@@ -122,14 +122,16 @@ class TrainingState:
         }
 
     def saved_tree(self) -> trees.Tree:
-        """Return the tree as a checkpoint has it: with the names of the optimizer's parameters."""
+        """Return the tree for a checkpoint, which also has the names of the optimizer's parameters."""
         tree = {**self.tree(), stages.NAMES: self._names()}
         order = getattr(self.model, "parameter_order", None)  # of a pipeline
         return tree if order is None else {**tree, stages.ORDER: list(order)}
 
     def chosen(self, tree: trees.Tree) -> trees.Tree:
-        """Return what this process needs of a checkpoint's tree: of a pipeline its layers, and the optimizer's parameters under its
-        own numbers. Raises CheckpointError."""
+        """Return the part of a checkpoint's tree that this process needs. Raises CheckpointError.
+
+        In a pipeline that is the part with its layers. The optimizer's parameters get the numbers of this process's optimizer.
+        """
         names, own = tree.pop(stages.NAMES, None), self._names()
         if names is not None and {name for one in own for group in one for name in group} <= set(tree["model"]):
             tree["optimizer"] = stages.chosen(
@@ -157,23 +159,25 @@ class TrainingState:
         ]
 
     def strides(self) -> int:
-        """Return a hash of how the parameters lie in memory, by name; of what is split, this process's part. A dimension of one
-        element lies nowhere."""
+        """Return a hash of the parameters' strides by name, by which ranks compare their memory formats.
+
+        Of split parameters this process's part counts. Dimensions of one element are left out, since their stride means nothing.
+        """
         parts = [(name, shards.local_of(one.detach())) for name, one in self.model.named_parameters()]
         lies = [(name, [stride for size, stride in zip(one.shape, one.stride()) if size > 1]) for name, one in parts]
         return zlib.crc32(repr(lies).encode())
 
     def packed(self) -> tuple[str, dict[str, torch.Tensor]]:
-        """Return the tree as JSON text and tensors by name. Raises StateError that names what cannot be saved."""
+        """Return the tree as JSON text and tensors by name. Raises StateError that names a part that cannot be saved."""
         try:
             return trees.pack(shards.apart(self.tree()))
         except CheckpointError as error:
             raise StateError(str(error)) from error
 
     def like(self, key: str, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return the DTensor that says how this process splits an entry of the tree, by its dotted path; None: it does not.
+        """Return a DTensor that is split as the entry of the tree at a dotted path, or None if that entry is not split.
 
-        What an optimizer keeps of a parameter, in the parameter's shape, is split as the parameter is.
+        A tensor of the optimizer in its parameter's shape is split as the parameter is.
         """
         if shards.mesh is None:
             return None
@@ -188,7 +192,7 @@ class TrainingState:
         return found if shards.is_split(found) and tuple(found.shape) == shape else None
 
     def misfit(self, tree: trees.Tree) -> str | None:
-        """Return a sentence on how a tree does not fit the script's objects; None: it fits, as far as that can be seen."""
+        """Return a sentence on why a tree does not fit the script's objects, or None if no difference was found."""
         tree = shards.joined(tree)
         misfit = trees.differences(tree, self.model.state_dict())
         if misfit is None and set(tree["state"]) - MEASURES != set(self.extra) - MEASURES:
@@ -196,9 +200,9 @@ class TrainingState:
         return misfit
 
     def load(self, tree: trees.Tree) -> None:
-        """Put a tree into the user's objects, in place. The state has no name until `named`; a failure leaves it without.
+        """Load a tree into the user's objects, in place. The state has no name until `named`, or after a failure.
 
-        Raises StateError when the tree does not fit the script's objects.
+        Raises StateError if the tree does not fit the script's objects.
         """
         tree = shards.joined(tree)
         misfit = self.misfit(tree)
@@ -218,11 +222,11 @@ class TrainingState:
         self.torn = False
 
     def begin_receiving(self) -> None:
-        """Its tensors are being overwritten by a copy from another rank from here on: torn, until `load`."""
+        """Mark the state as torn, because a copy from another rank will overwrite its tensors. It is whole again after `load`."""
         self.begin_change()
         self.torn = True
 
     def begin_change(self) -> None:
-        """The state is in between: without a name from here on, until `named`. Nobody copies it."""
+        """Take the state's name away before a change, until `named`. Nobody copies a state without a name."""
         self.before_change()
         self._pair, self.adopted, self.record = None, 0, None

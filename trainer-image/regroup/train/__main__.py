@@ -1,4 +1,4 @@
-"""`python -m regroup.train CONFIG.yaml`: what a job's command, `regroup run` and `regroup train` run."""
+"""`python -m regroup.train CONFIG.yaml`, which a job's command, `regroup run` and `regroup train` run."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""What a run leaves for TensorBoard: curves, histograms and a profiler's trace. Rank 0 writes.
+"""Writes a run's files for TensorBoard: curves, histograms and a profiler's trace. Rank 0 writes.
 
-Owns the files. An event file is opened in each generation in which this process is rank 0, and says which step comes next: of
-older files TensorBoard drops what they have of that step and later ones, so that no step is there twice after a rollback. The
-size of the files follows from the configuration: a point for each printed line, histograms every so many steps, one trace.
+A new event file is opened in each generation in which this process is rank 0. The file names the next step, and TensorBoard
+drops that step and later ones from older files. So no step is there twice after a rollback. The size of the files
+follows from the configuration: a point for each printed line, histograms at an interval, one trace.
 """
 
 import os
@@ -21,7 +21,7 @@ from .trace import Trace
 
 
 def curves(step: Step, speed: Speed, device: torch.device) -> dict[str, float]:
-    """Return a committed step's points, by the name of the curve. Waits for the device."""
+    """Return a committed step's points by the names of their curves. Waits for the device."""
     points = {"loss": step.loss, "learning rate": step.learning_rates[0]}
     if step.norm is not None:
         points["gradient norm"] = step.norm
@@ -38,20 +38,20 @@ def curves(step: Step, speed: Speed, device: torch.device) -> dict[str, float]:
 
 
 class Board:
-    """Does nothing without `tensorboard` in the configuration, and on other ranks."""
+    """The event file and the trace of a run. Does nothing without `tensorboard` in the configuration, and on ranks other than 0."""
 
     def __init__(self, config: Config, model: torch.nn.Module, device: torch.device) -> None:
-        """Raises ModuleNotFoundError without the package tensorboard, and ConfigError for a directory that cannot be written."""
+        """Raise ModuleNotFoundError without the package tensorboard, and ConfigError for a directory that cannot be written."""
         self._config, self._model, self._device = config, model, device
         self._directory = Path(config.tensorboard) if config.tensorboard is not None else None
         self._writer: Any = None
         self._generation = 0
-        """In which `_writer` was opened."""
+        """Generation in which `_writer` was opened."""
         self._trace: Trace | None = None
         self._failed = False
         if self._directory is None:
             return
-        from torch.utils import tensorboard  # noqa: F401 (now, not after the first steps)
+        from torch.utils import tensorboard  # noqa: F401 (fails here, not after the first steps)
 
         if config.profile_at is not None:
             self._trace = Trace(self._directory, config.profile_at, device)
@@ -67,7 +67,7 @@ class Board:
             )
 
     def begin(self, job: regroup.Job, step: Step) -> None:
-        """A step comes next: begin or end the trace, and leave the event file to another rank where that is rank 0 now."""
+        """Begin or end the trace before a step, and close the event file if another process is rank 0 now."""
         if self._trace is not None and not step.rehearsal:
             with _Tolerant(self):
                 self._trace.begin(step.index + 1, is_main=job.is_main)
@@ -76,7 +76,7 @@ class Board:
                 self._close_writer()
 
     def committed(self, job: regroup.Job, step: Step) -> None:
-        """A step is committed: write the histograms of parameters, and of the gradients that it applied, if it is time."""
+        """Write histograms of the parameters and of the applied gradients after a committed step, if it is time."""
         every = self._config.histograms_every
         if self._directory is None or every is None or not job.is_main or (step.index + 1) % every:
             return
@@ -85,11 +85,11 @@ class Board:
             for name, parameter in self._model.named_parameters():
                 path = name.replace(".", "/")
                 for kind, tensor in (("parameters", parameter.detach()), ("gradients", parameter.grad)):
-                    if tensor is not None and torch.isfinite(tensor).all():  # of anything else there is no histogram
+                    if tensor is not None and torch.isfinite(tensor).all():  # add_histogram refuses other values
                         writer.add_histogram(f"{kind}/{path}", tensor.float().cpu(), step.index + 1)
 
     def points(self, job: regroup.Job, step: Step, values: Mapping[str, float]) -> None:
-        """Write a point of each curve."""
+        """Write a point of each curve for a committed step."""
         if self._directory is None or not job.is_main:
             return
         with _Tolerant(self):
@@ -99,14 +99,14 @@ class Board:
             writer.flush()
 
     def close(self) -> None:
-        """The run is over."""
+        """Close all files at the end of the run."""
         with _Tolerant(self):
             if self._trace is not None:
                 self._trace.end()
             self._close_writer()
 
     def fail(self, error: OSError) -> None:
-        """Training goes on without curves."""
+        """Print the error, once, and let training go on without curves."""
         if not self._failed:
             print(f"tensorboard ({self._directory}) cannot be written ({error.strerror or error}).", flush=True)
         self._failed, self._writer = True, None
@@ -129,7 +129,7 @@ class Board:
 
 
 class _Tolerant:
-    """A full disk ends the curves, not the training."""
+    """A block whose OSError, such as a full disk, ends the curves and not the training."""
 
     def __init__(self, board: Board) -> None:
         self._board = board

@@ -1,6 +1,6 @@
-"""What a configuration asks of a model beyond its task: device, recomputation, compilation, optimizer, learning rate.
+"""Applies a configuration to a task's model: device, split, recomputation, compilation, optimizer, learning rate.
 
-Each function is one choice. Order matters in one place: a block's recomputation is a part of what is compiled.
+Each function makes one choice. `prepare` has the order in which they apply to the model.
 """
 
 import math
@@ -36,14 +36,14 @@ SAVED = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-"""What takes most of the time of a forward pass: selective recomputation keeps its results."""
+"""Operations with most of the time of a forward pass. Selective recomputation keeps their results."""
 ALIGNED = 64
-"""On a GPU a compiled product has a multiple of so many classes. One of width 50257 runs as unaligned kernels there."""
+"""Multiple to which the classes of a compiled output layer are rounded up on a GPU. A width of 50257 gives unaligned kernels."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device that this process trains on: of several GPUs that of its local rank. Raises ConfigError."""
+    """Return the device on which this process trains. Of several GPUs it is that of the local rank. Raises ConfigError."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -57,7 +57,7 @@ def device_of(name: str) -> torch.device:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise ConfigError where torch.compile would find no compiler: it would say so in the first step, in a long traceback."""
+    """Raise ConfigError if torch.compile would find no compiler. torch reports that in the first step, in a long traceback."""
     if device.type == "cpu":
         found, wanted = shutil.which(os.environ.get("CXX", "g++")), "C++ compiler (g++, or the one that CXX names)"
     else:  # Triton's
@@ -68,8 +68,10 @@ def check_compiler(device: torch.device) -> None:
 
 
 def mesh_of(settings: Config, device: torch.device) -> Any:
-    """Return the DeviceMesh of this process's model group; None: it has all of the model. Called once, before the model is built.
-    Raises ConfigError for a mesh that does not fit the workers."""
+    """Return the DeviceMesh of this process's model group, or None if the model is not split.
+
+    Called once, before the model is built. Raises ConfigError for a mesh that does not fit the workers.
+    """
     sizes = settings.mesh.sizes if settings.mesh is not None else {}
     if not sizes:
         return None
@@ -80,12 +82,14 @@ def mesh_of(settings: Config, device: torch.device) -> Any:
 
 
 def prepare(task: Task, settings: Config, mesh: Any) -> torch.nn.Module:
-    """Set how a task's model runs and how it is split over `mesh`, in place; return what is trained: the model, or the part of it
-    that this process of a pipeline has. Names of parameters stay.
+    """Split a task's model over `mesh` and set how it runs, in place. Names of parameters stay.
 
-    Each further dimension of the mesh is a line here. The order is torch's: what splits layers, then what a block does in
-    backward and in torch.compile, then what splits parameters, because FSDP2 gathers them around the whole of a block, and last
-    what cuts the row.
+    Returns the model to train, which in a pipeline has this process's stages only. torch needs this order:
+
+    1. layers are split (tensor, context, expert)
+    2. blocks are recomputed and compiled, recomputation within the compiled part
+    3. parameters are split (FSDP2), which gathers them around a whole block
+    4. the row of blocks is cut into stages
     """
     model, dims = task.model, mesh.mesh_dim_names if mesh is not None else ()
     if "tensor" in dims:
@@ -108,7 +112,7 @@ def prepare(task: Task, settings: Config, mesh: Any) -> torch.nn.Module:
 
 
 def split_layers(task: Task, mesh: Any) -> None:
-    """Split the layers of each block as the task's plan says: tensor parallel."""
+    """Split the layers of each block by the task's plan (tensor parallel)."""
     from torch.distributed.tensor.parallel import parallelize_module
 
     assert task.layers is not None, "refusals.py refuses tensor for this task"
@@ -117,17 +121,17 @@ def split_layers(task: Task, mesh: Any) -> None:
 
 
 def split_experts(model: torch.nn.Module, mesh: Any) -> None:
-    """Keep this process's experts of each mixture."""
+    """Keep only this process's experts of each mixture."""
     for module in list(model.modules()):
         if isinstance(module, regroup.MixtureOfExperts):
             module.split(mesh)
 
 
 def split_parameters(model: Row, mesh: Any, *, reshard: bool, is_row: bool) -> None:
-    """Split the parameters of each block on its own, so that one block is whole at a time, and then those outside: FSDP2.
+    """Split the parameters of each block by itself, so that one block is whole at a time, then those outside of blocks (FSDP2).
 
-    `reshard`: a block's parameters are split again after its forward; else after its backward. `is_row`: the model is never called
-    as a whole, so each of its modules is split on its own.
+    With `reshard` a block's parameters are split again after its forward, else after its backward. With `is_row` the model is never
+    called as a whole, so each of its modules is split by itself.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -138,14 +142,16 @@ def split_parameters(model: Row, mesh: Any, *, reshard: bool, is_row: bool) -> N
 
 
 def cut(model: Row, settings: Config) -> torch.nn.Module:
-    """Return this process's stages of a pipeline. Forward is called by the session, module by module: precision goes into each.
-    Raises ConfigError."""
+    """Return this process's stages of a pipeline. Raises ConfigError.
+
+    The session calls forward module by module, so each module gets the precision.
+    """
     assert settings.mesh is not None
     device_type = next(model.parameters()).device.type
     for module in model:
         module.forward = in_precision(module.forward, settings.precision, device_type)
     try:
-        # A pipeline takes a row without a forward of its own: nothing calls it as a whole.
+        # Sequential, since a pipeline takes a row without a forward of its own.
         row = torch.nn.Sequential(OrderedDict(zip(model._modules, model)))
         return regroup.pipeline(row, schedule=settings.mesh.schedule)
     except UsageError as error:
@@ -153,7 +159,7 @@ def cut(model: Row, settings: Config) -> torch.nn.Module:
 
 
 def in_precision(forward: Callable[..., Any], precision: str, device_type: str) -> Callable[..., Any]:
-    """Return a function that computes in this precision."""
+    """Return a function that calls `forward` under autocast in this precision."""
     if precision == "float32":
         return forward
 
@@ -165,7 +171,7 @@ def in_precision(forward: Callable[..., Any], precision: str, device_type: str) 
 
 
 def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "inductor") -> None:
-    """Set how each block of a model runs, in place: names of parameters stay. `recompute`: activation_checkpointing."""
+    """Recompute and compile each block of a model, in place. `recompute` is the field activation_checkpointing."""
     for block in blocks:
         if recompute != "none":
             block.forward = _recomputed(block.forward, recompute)
@@ -174,10 +180,10 @@ def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "
 
 
 def prepare_loss(model: Any, backend: str = "inductor") -> None:
-    """Compile the output layer together with the loss, in place: names and shapes of parameters stay.
+    """Compile the output layer together with the loss, in place. Names and shapes of parameters stay.
 
-    The blocks stay regions of their own, which share one graph. The backward of a model that is compiled as a whole delivers all
-    gradients at its end, so that no bucket is sent before.
+    The blocks stay regions of their own, which share one graph. A model compiled as a whole gives all gradients at the end
+    of its backward, so that no bucket could be sent during it.
     """
     if next(model.parameters()).device.type == "cuda":
         model.align(ALIGNED)
@@ -187,7 +193,7 @@ def prepare_loss(model: Any, backend: str = "inductor") -> None:
 def _recomputed(forward: Callable[..., Any], recompute: str) -> Callable[..., Any]:
     context: dict[str, Any] = {"context_fn": _selective} if recompute == "selective" else {}
 
-    # A frame of ours: torch.compile skips those of torch.utils.checkpoint, and everything that they call.
+    # This function gives torch.compile a frame: it skips those of torch.utils.checkpoint, with everything that they call.
     def run(*inputs: Any) -> Any:
         return checkpoint(forward, *inputs, use_reentrant=False, **context)
 
@@ -203,9 +209,9 @@ def _policy(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPoli
 
 
 def optimizer_of(settings: sections.Sgd | sections.AdamW, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer; weight decay for parameters of two and more dimensions only.
+    """Return the optimizer, with weight decay only for parameters of two and more dimensions.
 
-    Fused (one kernel for all of them) where the model is whole: it does not take parameters of different meshes together.
+    AdamW is fused (one kernel for all parameters) if the model is whole, since the kernel does not take different meshes together.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -220,7 +226,7 @@ def optimizer_of(settings: sections.Sgd | sections.AdamW, model: torch.nn.Module
 
 
 def strategy_of(settings: Config) -> strategies.Description:
-    """Return the session's strategy. Inner steps are what is clipped."""
+    """Return the session's strategy. LocalSGD and DiLoCo clip in their inner steps, so they get `max_norm`."""
     strategy, max_norm = settings.strategy, settings.max_norm
     if isinstance(strategy, sections.DataParallel):
         return strategies.DataParallel(
@@ -243,21 +249,21 @@ def strategy_of(settings: Config) -> strategies.Description:
 
 
 def hook_of(settings: sections.Rounded | sections.PowerSgd | None) -> str | strategies.PowerSGD | None:
-    """Return how gradients are compressed, as the session takes it."""
+    """Return the session's hook for the compression of gradients, or None."""
     if isinstance(settings, sections.PowerSgd):
         return strategies.PowerSGD(settings.rank, settings.start_step, settings.min_compression)
     return settings.name if settings is not None else None
 
 
 def rate_scaling_of(settings: sections.RateScaling | None) -> strategies.RateScaling | None:
-    """Return how learning rates follow the batch."""
+    """Return the session's rate scaling, or None."""
     if settings is None:
         return None
     return strategies.RateScaling(settings.base_batch, settings.rule, settings.warmup_steps)
 
 
 def rate_factor(settings: sections.Constant | sections.Decay, step: int, steps: int) -> float:
-    """Return the factor of the learning rate in step `step`, from 0, of `steps`. Pure."""
+    """Return the factor of the learning rate in step `step`, counted from 0, of `steps`. Pure."""
     warmup = settings.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -269,8 +275,8 @@ def rate_factor(settings: sections.Constant | sections.Decay, step: int, steps: 
 
 
 def schedule_of(settings: Config, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return the schedule: a function of the number of committed steps."""
-    # Torch warns of a first step that overflowed and was skipped (float16): there the schedule is ahead of the optimizer.
+    """Return the learning rate schedule, a function of the number of committed steps."""
+    # torch warns if the first step overflowed and was skipped (float16), since the schedule is ahead of the optimizer then.
     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: rate_factor(settings.schedule, step, settings.steps)

@@ -1,4 +1,4 @@
-"""The command line of the loop. Imports nothing that may be missing before it can say so in a sentence."""
+"""The command line of the loop. Imports packages that may be missing only where it can report that in a sentence."""
 
 import argparse
 import sys
@@ -12,11 +12,11 @@ _PACKAGES = {
     "numpy": "numpy",
     "tensorboard": "tensorboard",
 }
-"""What a training image may lack, by the name under which it is imported."""
+"""Packages that a training image may lack, by the names under which they are imported."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `python -m regroup.train`; `regroup train` has the same."""
+    """Add the arguments of `python -m regroup.train`, which `regroup train` has as well."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file: docs/how-to/train.md has every field")
     parser.add_argument(
         "--set",
@@ -39,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train and return the exit code: 0, or 2 for a mistake in the configuration or its data, in one sentence each."""
+    """Train and return the exit code: 0, or 2 for a mistake in the configuration or its data."""
     return saying(lambda: _run(args))
 
 
 def saying(act: Callable[[], None]) -> int:
-    """Call `act` and return 0, or 2 after writing what a user can correct to stderr, a line for each mistake."""
+    """Call `act` and return 0. If the user can correct the error, print a line for each mistake to stderr and return 2."""
     try:
         act()
     except ModuleNotFoundError as error:
@@ -55,7 +55,7 @@ def saying(act: Callable[[], None]) -> int:
             f"regroup: regroup.train needs the package {package}, which is not installed. Install it.", file=sys.stderr
         )
         return 2
-    except ValueError as error:  # ConfigError and DataError are; any other is a fault of ours, with its traceback
+    except ValueError as error:  # ConfigError and DataError are for the user, any other is a fault of the library
         from .config import ConfigError
 
         known: tuple[type[ValueError], ...] = (ConfigError,)

@@ -1,8 +1,8 @@
-"""The configuration of a run: what a YAML file may say, checked whole before anything is built.
+"""The configuration of a run. It is read from a YAML file and checked as a whole before anything is built.
 
-Unknown fields are refused, nothing is converted. Each wrong field gives one sentence with its name, its value, the rule and what to
-do. The fields are in `sections`, which of them do not work together in `refusals`. Pure but for reading the file.
-docs/how-to/train.md has every field; a test holds it complete.
+Unknown fields are refused, and no value is converted. Each wrong field gives one sentence with its name, its value, the rule and
+the remedy. `sections` has the fields, `refusals` the combinations that do not work. Pure but for reading the file.
+docs/how-to/train.md lists every field, and a test checks that it does.
 """
 
 import difflib
@@ -38,11 +38,11 @@ from .sections import (
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; `str()` has a line, one sentence, for each mistake."""
+    """A configuration cannot be used. `str()` has a line with one sentence for each mistake."""
 
 
 class Config(Fields):
-    """A whole run, whose fields work together."""
+    """The configuration of a run whose fields work together."""
 
     @model_validator(mode="after")
     def _fields_fit(self) -> "Config":
@@ -53,7 +53,7 @@ class Config(Fields):
 
 
 def load(path: str, changes: Sequence[str] = ()) -> Config:
-    """Return the configuration of a file with `changes`, each FIELD=VALUE. Raises ConfigError."""
+    """Return the configuration in a file, after `changes` of the form FIELD=VALUE. Raises ConfigError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +70,7 @@ def load(path: str, changes: Sequence[str] = ()) -> Config:
 
 
 def parse(document: Mapping[str, Any]) -> Config:
-    """Return the configuration that a document is. Raises ConfigError with a sentence for each wrong field."""
+    """Return the configuration in a parsed document. Raises ConfigError with a sentence for each wrong field."""
     try:
         return Config.model_validate(dict(document))
     except ValidationError as error:
@@ -78,12 +78,12 @@ def parse(document: Mapping[str, Any]) -> Config:
 
 
 def as_yaml(config: Config) -> str:
-    """Return the whole configuration, defaults included, as a file that `load` reads."""
+    """Return the whole configuration with its defaults as YAML, which `load` reads."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 3e-4 is a number, as everybody expects, and no field comes twice."""
+    """A YAML loader that reads 3e-4 as a number and refuses a field that comes twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -106,12 +106,12 @@ def _parsed(text: str, what: str) -> Any:
         where = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise ConfigError(f"{what} is no YAML{where}: {problem}. Correct it.") from None
-    except Exception as error:  # what a value makes Python raise: 2026-99-99 is no date, and 5,000 digits are no number
+    except Exception as error:  # Python refuses some values: 2026-99-99 is no date, and 5,000 digits are no number
         raise ConfigError(f"{what} has a value that cannot be read ({error}). Correct it.") from None
 
 
 def _change(document: dict[str, Any], change: str) -> None:
-    """Set one field, as --set says. A section in short form (`optimizer: sgd`) is written out first."""
+    """Set one field as --set asks. A section in short form (`optimizer: sgd`) is written out first."""
     field, equals, text = change.partition("=")
     path = field.split(".")
     if not equals or not all(path):
@@ -131,7 +131,7 @@ def _change(document: dict[str, Any], change: str) -> None:
 
 
 def _default_name(field: str) -> Any:
-    """Return what a section is when the file does not name it; {} for what is no such section."""
+    """Return the name of a section that the file leaves out, or {} for a field without a default name."""
     info = Config.model_fields.get(field)
     return getattr(info.default, "name", {}) if info is not None else {}
 
@@ -143,7 +143,7 @@ _NUMBERS = {
     "finite_number": "a finite number",
 }
 _NAMELESS: dict[str, type[Section]] = {"mesh": Mesh, "rate_scaling": RateScaling}
-"""Sections without choices, which have no name. Pydantic names the choice of the others in a location."""
+"""Sections without a choice, which have no name. A location of pydantic contains the name of the choice of the others."""
 _KINDS = {
     **_NUMBERS,
     "bool_type": "true or false",
@@ -161,7 +161,7 @@ _BOUND_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "l
 
 
 def _sentence(error: Any) -> str:
-    """Return what pydantic found as a sentence for a user."""
+    """Return an error of pydantic as a sentence for a user."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     nameless = error["loc"][0] in _NAMELESS if error["loc"] else True
     path = [
@@ -200,7 +200,7 @@ def _sentence(error: Any) -> str:
 
 
 def sections() -> Iterator[tuple[str, str, type[Section]]]:
-    """Yield the field, the name and the model of each section that a configuration may have."""
+    """Yield (field, name, model) for each section that a configuration may have."""
     for field, models in (
         ("task", (Digits, Cnn, LanguageModel)),
         ("hook", (Rounded, PowerSgd)),
@@ -219,7 +219,7 @@ for _field, _name, _ in sections():
 
 
 def _model_of(location: Sequence[Any]) -> type[Section]:
-    """Return the model that has the field at a location: (field,), or (section, its name, field)."""
+    """Return the model with the field at a location, which is (field,) or (section, name of the choice, field)."""
     if len(location) == 2 and location[0] in _NAMELESS:
         return _NAMELESS[location[0]]
     if len(location) < 3:

@@ -1,4 +1,4 @@
-"""FLOPs: those that a GPT needs for a token, and those that a GPU can do. Pure."""
+"""FLOPs that a GPT needs for a token, and FLOP/s that a GPU can do. Pure."""
 
 PEAKS = {
     "H100 PCIe": 756e12,
@@ -9,12 +9,12 @@ PEAKS = {
     "L40S": 362e12,
     "L4": 121e12,
 }
-"""FLOP/s of a GPU with bfloat16 or float16 inputs, dense, by words of its name, the longer name first: NVIDIA's data sheets."""
+"""Dense FLOP/s with bfloat16 or float16 inputs from NVIDIA's data sheets, by words of the GPU's name, longer names first."""
 
 
 def peak_flops(gpu: str, precision: str) -> float | None:
-    """Return the FLOP/s that a GPU of this name can do at most; None: it is not known. Pure."""
-    if precision == "float32":  # full float32 or TF32, as torch is set
+    """Return the highest FLOP/s of a GPU with this name, or None if it is not known. Pure."""
+    if precision == "float32":  # full float32 or TF32, which is a setting of torch
         return None
     words = f" {gpu.replace('-', ' ')} "
     return next((peak for name, peak in PEAKS.items() if f" {name} " in words), None)
@@ -23,8 +23,8 @@ def peak_flops(gpu: str, precision: str) -> float | None:
 def flops_per_token(parameters: int, layers: int, width: int, length: int) -> float:
     """Return the FLOPs of forward and backward for a token: 6 N + 12 L H Q T. Pure.
 
-    Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022, appendix B. N: parameters that take part in matrix
-    products, so not those of a position embedding; L layers; H heads times Q width of a head = width; T length of a sample. What
-    activation checkpointing computes again does not count, nor that half of the attention is masked.
+    N parameters take part in matrix products, so those of a position embedding do not count. There are L layers, H heads times Q
+    width of a head give `width`, and T is the length of a sample. Recomputation and the masked half of attention are left out.
+    The formula is from Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022, appendix B.
     """
     return 6.0 * parameters + 12.0 * layers * width * length

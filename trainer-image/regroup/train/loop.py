@@ -1,7 +1,7 @@
 """The loop: from a configuration to a trained model, top to bottom.
 
-Nothing here knows how many processes there are. `regroup.session` deals the samples, commits a step on all ranks or on none,
-and handles failures and resizes; checkpoints are the job's. What is put together is in `build`, what is trained in `tasks`.
+The code does not depend on the number of processes. `regroup.session` deals the samples, commits a step on all ranks or on none,
+handles failures and resizes, and writes checkpoints. `build` assembles model and optimizer, `tasks` has models and data.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ from .speed import Meter, Speed
 
 
 def train(config: Config) -> None:
-    """Train to the last step, printing on one process. Raises ConfigError or DataError for what the user can correct."""
+    """Train to the last step, and print on one process. Raises ConfigError or DataError for mistakes of the user."""
     device = build.device_of(config.device)
     if config.compile:
         build.check_compiler(device)
     mesh = build.mesh_of(config, device)
-    torch.manual_seed(config.seed)  # every process of a mesh builds the same model, and keeps its part
+    torch.manual_seed(config.seed)  # every process of a mesh builds the same model and keeps its part
     task = tasks.build(config.task)
     task.model.to(device)
     model = build.prepare(task, config, mesh)
@@ -44,7 +44,7 @@ def train(config: Config) -> None:
     meter = Meter(task, peak_flops(gpu, config.precision))
     board = Board(config, model, device)
     train_on, evaluate_on = task.train, as_source(task.held_out)
-    del task  # layers that other processes of a pipeline have end here
+    del task  # frees the layers that other processes of a pipeline have
     is_pipeline = isinstance(model, Pipeline)
     context = mesh["context"] if mesh is not None and "context" in mesh.mesh_dim_names else None
 
@@ -52,12 +52,12 @@ def train(config: Config) -> None:
         return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
     def taken(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets on the device: of each sequence this process's part."""
+        """Return inputs and targets on the device, with this process's part of each sequence."""
         x, y = regroup.split_sequence(batch, context).batch if context is not None else batch
         return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
     def summed(scores: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
-        """Return the loss summed over targets, and their number: for the last stage of a pipeline."""
+        """Return the loss summed over the targets, and their number. The last stage of a pipeline calls it."""
         _, y = taken(batch)
         with in_precision():
             return cross_entropy(scores.flatten(0, -2), y.flatten(), reduction="sum"), y.numel()
@@ -70,7 +70,7 @@ def train(config: Config) -> None:
                 x, y = taken(evaluate_on.fetch(torch.arange(first, min(first + config.microbatch, len(evaluate_on)))))
                 with in_precision():
                     scores = forward(x)
-                if scores is None or not counts:  # of a pipeline the last process has them
+                if scores is None or not counts:  # only the last stage of a pipeline has scores
                     continue
                 scores = scores.flatten(0, -2)
                 with in_precision():
@@ -80,8 +80,10 @@ def train(config: Config) -> None:
         return sums
 
     def evaluate() -> tuple[float, float] | None:
-        """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it. None:
-        a process that holds a part of this one's model died, or it is another's: under a parameter server the server's."""
+        """Return loss and accuracy on held-out data. Every rank must call it between two steps; a membership change repeats it.
+
+        Returns None if another process of this model group has died, and under a parameter server on all ranks but the server.
+        """
         whole = None
         if server is not None:
             whole = evaluate_share(0, 1, model) if job.is_main else None
@@ -112,9 +114,9 @@ def train(config: Config) -> None:
         noise_scale=config.noise_scale,
     ) as job:
         digest: str | None = None
-        clips = server is not None or job.guarantees.whole_gradient  # else the strategy clips its own
+        clips = server is not None or job.guarantees.whole_gradient  # other strategies clip their inner steps
         max_norm = config.max_norm if clips else None
-        seen = 0  # steps after the last block: a parameter server makes several in one, and some that a worker does not see
+        seen = 0  # steps done after the last block; a parameter server makes several in one, of which a worker may see none
         for step in job.steps(config.steps):
             board.begin(job, step)
             with step:  # a membership change ends this block; the same step comes again
@@ -146,7 +148,7 @@ def train(config: Config) -> None:
                 if job.is_main and result is not None:
                     held_out_loss, accuracy = result
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
-            if is_last and mesh is not None:  # the parts come together, so all ranks take part, while they still meet
+            if is_last and mesh is not None:  # inside the loop, since all ranks have to take part
                 digest = digest_together(model, job)
         board.close()
         if job.is_main and (mesh is None or digest is not None):
@@ -155,7 +157,7 @@ def train(config: Config) -> None:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
-    """No gradients, evaluation mode; not compiled, because a worker that joins has rehearsed a step of training only."""
+    """Run a block in evaluation mode, without gradients and uncompiled, since a joining worker has rehearsed only training."""
     eager = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
     model.eval()
     try:
@@ -166,7 +168,7 @@ def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
 
 
 def _passes(before: int, done: int, every: int) -> bool:
-    """Return whether a multiple of `every` lies above `before` steps and not above `done`."""
+    """Return whether a multiple of `every` lies above `before` and not above `done`."""
     return done // every > before // every
 
 

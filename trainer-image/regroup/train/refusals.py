@@ -1,7 +1,7 @@
-"""Which fields of a configuration do not work together: one sentence for the first that is found, with its values and what to do.
+"""Refuses fields of a configuration that do not work together. The first conflict gives a sentence with values and remedy.
 
-Each function looks at one thing and knows nothing of the others; `CHECKS` is their order. Pure. A field's own bounds are in
-`sections`. What the library refuses is refused here, before any worker starts.
+Each function checks one matter and does not depend on the others; `CHECKS` is their order. Pure. `sections` has the bounds of each
+field. The library refuses the same combinations, but here they are refused before any worker starts.
 """
 
 import math
@@ -17,7 +17,7 @@ LANGUAGE_MODEL: Final = "language_model"
 
 
 def refused(config: Fields) -> str | None:
-    """Return a sentence about what does not work together, None if all does."""
+    """Return the sentence about the first conflict between fields, or None."""
     return next((sentence for check in CHECKS if (sentence := check(config)) is not None), None)
 
 
@@ -166,7 +166,7 @@ def _experts(config: Fields) -> str | None:
 
 
 def _mesh(config: Fields) -> str | None:
-    """What goes with no mesh, or not with this one; a dimension has its own rules in `DIMENSIONS`."""
+    """Refuse fields that work with no mesh, or not with this one. `DIMENSIONS` has the rules of each dimension."""
     sizes = _sizes(config)
     if config.mesh is not None:
         if config.mesh.schedule != "1f1b" and PIPELINE not in sizes:

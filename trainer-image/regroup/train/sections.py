@@ -1,6 +1,6 @@
-"""The fields of a configuration, by section: their types, their bounds and what they mean. A configuration never changes.
+"""The fields of a configuration by section, with their types, bounds and meanings. A configuration never changes.
 
-Which of them work together is in `refusals`, how a file is read in `config`. docs/how-to/train.md has every field.
+`refusals` has the combinations that do not work, and `config` reads a file. docs/how-to/train.md lists every field.
 """
 
 import math
@@ -12,7 +12,7 @@ from regroup.layout import DATA_DIMS
 
 
 def named(value: Any) -> Any:
-    """Take `optimizer: sgd` for `optimizer: {name: sgd}`."""
+    """Return `{name: sgd}` for the short form `sgd` of a section."""
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -46,7 +46,7 @@ class Cnn(Section):
 
     name: Literal["cnn"]
     width: int = Field(default=16, ge=8, multiple_of=8)
-    """Channels of the first layer; the others have twice and four times as many."""
+    """Channels of the first layer. The others have twice and four times as many."""
 
     @property
     def parts(self) -> int:
@@ -54,7 +54,7 @@ class Cnn(Section):
 
 
 HEADS, LAYERS, LENGTHS = {"tiny": 4, "gpt2": 12}, {"tiny": 4, "gpt2": 12}, {"tiny": 128, "gpt2": 1024}
-"""By `task.size`: attention heads, layers, and tokens in a sample where `task.length` is absent."""
+"""Attention heads, layers, and default tokens in a sample, by `task.size`."""
 
 
 class LanguageModel(Section):
@@ -66,7 +66,7 @@ class LanguageModel(Section):
     length: int | None = Field(default=None, ge=1, le=1024)
     """Tokens in a sample. Absent: 128 for tiny, 1024 for gpt2."""
     text: Place | None = None
-    """Path of a text file; its bytes become the tokens. Absent, without `tokens`: the source text of Python's standard library."""
+    """Path of a text file, whose bytes become the tokens. Absent, without `tokens`: the source of Python's standard library."""
     tokens: Place | None = None
     """Path of a token file. It is made from `text` if it does not exist. Absent: tokens are kept in memory."""
     tied: bool = True
@@ -83,7 +83,7 @@ class LanguageModel(Section):
 
     @property
     def heads(self) -> int:
-        """Attention heads, which the processes of `mesh.tensor` share out, and those of `mesh.context` unless keys go round."""
+        """Attention heads. The processes of `mesh.tensor` share them, and those of `mesh.context` with attention ulysses."""
         return HEADS[self.size]
 
     @property
@@ -96,19 +96,19 @@ class Rounded(Section):
     """Gradients are rounded for the sum over processes."""
 
     name: Literal["fp16", "bf16"]
-    """The format."""
+    """Format to which gradients are rounded."""
 
 
 class PowerSgd(Section):
-    """A low-rank approximation of each gradient is summed over processes; what it leaves out is added in the next step."""
+    """A low-rank approximation of each gradient is summed over processes. Its error is added to the next step's gradient."""
 
     name: Literal["powersgd"]
     rank: int = Field(default=1, ge=1)
-    """Of the approximation: larger is more exact and slower."""
+    """Rank of the approximation. A larger one is more exact and slower."""
     start_step: int = Field(default=1000, ge=0)
     """Steps before this one sum gradients as they are."""
     min_compression: float = Field(default=2.0, ge=1)
-    """A parameter is approximated only if that makes what is sent smaller by more than this factor."""
+    """A gradient is approximated only if that makes the message smaller by more than this factor."""
 
 
 class Sgd(Section):
@@ -132,7 +132,7 @@ class AdamW(Section):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    """Decay of the mean of their squares."""
+    """Decay of the mean of squared gradients."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Applied to weights with two or more dimensions, not to biases and norms."""
 
@@ -163,11 +163,11 @@ class DataParallel(Section):
     uneven: bool = False
     """Processes that take longer for a microbatch get fewer of them."""
     algorithm: Literal["library", "ring"] = "library"
-    """What sums gradients. library: the all-reduce of gloo or NCCL. ring: the library's own, to read and to compare with."""
+    """Algorithm that sums gradients. library: the all-reduce of gloo or NCCL. ring: Regroup's own, for comparison."""
 
 
 class Mesh(Section):
-    """How many processes hold one copy of the model together, by dimension of regroup.mesh(). 1: not split."""
+    """Number of processes that hold one copy of the model together, by dimension of regroup.mesh(). 1: not split."""
 
     shard: int = Field(default=1, ge=1)
     """Processes that compute different samples and split every parameter (FSDP2)."""
@@ -180,24 +180,24 @@ class Mesh(Section):
     expert: int = Field(default=1, ge=1)
     """Processes that compute different samples and share out `task.experts`."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    """With `pipeline`: in which order a process computes its layers' microbatches."""
+    """Order in which a process of a `pipeline` computes the microbatches of its layers."""
     reshard: bool = True
-    """With `shard`: parameters are split again after forward. false: after backward."""
+    """Parameters split by `shard` are split again after forward. false: after backward."""
     attention: Literal["ulysses", "ring"] = "ulysses"
-    """With `context`: what a process exchanges for attention. ulysses: parts of the sequence for heads. ring: keys and values."""
+    """Exchange for attention with `context`. ulysses: parts of the sequence for heads. ring: keys and values."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The dimensions along which the model is split, outermost first: what regroup.mesh() is called with, if there is one."""
+        """Arguments of regroup.mesh(): the dimensions along which the model is split, outermost first."""
         return {name: size for name in DIMENSIONS if (size := getattr(self, name)) > 1}
 
 
 DIMENSIONS = ("pipeline", "shard", "tensor", "context", "expert")
-"""Outermost first: processes far from each other should have the least to tell each other."""
+"""Dimensions of the mesh, outermost first. The outer ones communicate least, since their processes may be far apart."""
 
 
 class LocalSgd(Section):
-    """Each process steps the optimizer by itself, and each step averages the parameters."""
+    """Each process steps the optimizer by itself, and the parameters are averaged in each step."""
 
     name: Literal["local_sgd"]
     inner_steps: int = Field(default=10, ge=1)
@@ -205,7 +205,7 @@ class LocalSgd(Section):
 
 
 class DiLoCo(Section):
-    """As local_sgd, with a step of SGD with Nesterov momentum in place of the average."""
+    """Each process steps the optimizer by itself, and each step applies SGD with Nesterov momentum to the mean change."""
 
     name: Literal["diloco"]
     inner_steps: int = Field(default=10, ge=1)
@@ -223,9 +223,9 @@ class ParameterServer(Section):
     staleness: int | None = Field(default=0, ge=0)
     """The oldest gradient that is applied, in steps. 0: synchronous. null: no bound."""
     shares_per_version: int | None = Field(default=None, ge=1)
-    """Microbatches whose gradients make a step. Absent: those of a whole batch with staleness 0, else one."""
+    """Number of microbatches whose gradients make a step. Absent: those of a whole batch with staleness 0, else one."""
     computes: bool = True
-    """Server and standby compute gradients as well. false: they only serve."""
+    """The server and its standby compute gradients as well. false: they only serve."""
 
     def step_samples(self, microbatch: int, global_batch: int) -> int:
         """Return the number of samples in a step."""
@@ -235,43 +235,43 @@ class ParameterServer(Section):
 
 
 class RateScaling(Section):
-    """How learning rates follow the batch, with `batch_per_rank`."""
+    """Learning rates are multiplied by a factor that follows the batch, with `batch_per_rank`."""
 
     base_batch: int = Field(ge=1)
-    """Samples in a step for which `learning_rate` is right: the factor is 1 there."""
+    """Samples in a step at which the factor is 1, so that `learning_rate` applies as it is."""
     rule: Literal["linear", "sqrt"] = "linear"
     """The factor is batch / base_batch, or its square root."""
     warmup_steps: int = Field(default=100, ge=0)
-    """Steps in which the factor goes to its new value after each change, in a straight line."""
+    """Steps in which the factor goes linearly to its new value after each change."""
 
 
 class Fields(Section):
-    """A whole run."""
+    """All fields of a configuration."""
 
     task: Annotated[Digits | Cnn | LanguageModel, Field(discriminator="name"), BeforeValidator(named)]
-    """What is trained on what: digits, cnn or language_model."""
+    """Model and data: digits, cnn or language_model."""
     steps: int = Field(ge=1)
     """Steps of the whole run, all epochs together."""
     global_batch: int | None = Field(default=None, ge=1)
     """Samples in a step over all processes. It stays the same at any number of processes."""
     batch_per_rank: int | None = Field(default=None, ge=1)
-    """Samples in a step for each process, in place of `global_batch`: a step's batch follows the number of processes."""
+    """Samples in a step for each process, in place of `global_batch`. The batch follows the number of processes."""
     rate_scaling: RateScaling | None = None
-    """How learning rates follow the batch, with `batch_per_rank`. Absent: not at all."""
+    """Learning rates follow the batch, with `batch_per_rank`. Absent: they do not."""
     microbatch: int = Field(ge=1)
-    """Samples in a forward pass. It divides `global_batch`, at least as often as there may be processes."""
+    """Samples in a forward pass. `global_batch` is a multiple of it, with at least one microbatch for each process."""
     seed: int = Field(default=0, ge=0, lt=1 << 64)
-    """Determines the first parameters and the order of the samples."""
+    """Seed of the first parameters and of the order of the samples."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
     reduction: Literal["fast", "exact"] = "fast"
     """exact: the same parameters, bit by bit, at any number of processes; slower."""
     hook: Annotated[Annotated[Rounded | PowerSgd, Field(discriminator="name")] | None, BeforeValidator(named)] = None
-    """How gradients are compressed for the sum over processes: fp16, bf16 or powersgd. Absent: not at all."""
+    """Compression of gradients for the sum over processes: fp16, bf16 or powersgd. Absent: none."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of forward and backward, by torch.autocast; parameters stay float32. float16: with a GradScaler."""
+    """Precision of forward and backward, by torch.autocast. Parameters stay float32. float16 uses a GradScaler."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """full: backward computes each block again, which needs less memory. selective: all but matrix products and attention."""
+    """full: backward computes each block again, which saves memory. selective: all but matrix products and attention."""
     compile: bool = False
     """Compile each block with torch.compile, and without a mesh the output layer with the loss. A worker compiles before it joins
     a running job."""
@@ -280,19 +280,19 @@ class Fields(Section):
     schedule: Annotated[Constant | Decay, Field(discriminator="name"), BeforeValidator(named)] = Constant(
         name="constant"
     )
-    """constant, cosine or linear: how the learning rate changes."""
+    """Course of the learning rate: constant, cosine or linear."""
     strategy: Annotated[
         DataParallel | LocalSgd | DiLoCo | ParameterServer, Field(discriminator="name"), BeforeValidator(named)
     ] = DataParallel(name="data_parallel")
-    """data_parallel, local_sgd, diloco or parameter_server: how the processes share the work of a step."""
+    """Way in which processes share the work of a step: data_parallel, local_sgd, diloco or parameter_server."""
     mesh: Mesh | None = None
     """Processes that hold one copy of the model together. Absent: each process holds all of it."""
     max_norm: float | None = Field(default=None, gt=0)
-    """The gradient's norm is clipped to it. Absent: no clipping."""
+    """Norm to which the gradient is clipped. Absent: no clipping."""
     noise_scale: bool = False
     """Measure the gradient noise scale, and print it with the loss."""
     evaluate_every: int | None = Field(default=None, ge=1)
-    """Evaluate on held-out data after so many steps, and after the last one. Absent: after the last one only."""
+    """Steps between two evaluations on held-out data. The last step is always evaluated. Absent: only the last one."""
     print_every: int = Field(default=100, ge=1)
     """Steps between two lines of loss, gradient norm and learning rate."""
     tensorboard: Place | None = None
@@ -304,12 +304,12 @@ class Fields(Section):
 
     @property
     def num_microbatches(self) -> int:
-        """Of a step; with `batch_per_rank` of one process's."""
+        """Number of microbatches in a step; with `batch_per_rank` that of one process."""
         return (self.global_batch or self.batch_per_rank or 0) // self.microbatch
 
     @property
     def most_processes(self) -> int | None:
-        """Processes that a step has work for; None: any number."""
+        """Largest number of processes that have work in a step; None: any number."""
         if self.global_batch is None:
             return None
         sizes = self.mesh.sizes if self.mesh is not None else {}

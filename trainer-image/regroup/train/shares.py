@@ -1,4 +1,4 @@
-"""Which held-out samples a process evaluates, whether or not its model is split over several. Pure but for the mesh's layout."""
+"""Deals the held-out samples to the processes, for whole and split models. Pure but for the mesh's layout."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,9 @@ def held_out(
 ) -> Iterator[tuple[int, bool]]:
     """Yield the first sample of each batch that a rank evaluates, and whether its result counts.
 
-    Every sample counts on one rank. The ranks of a model group make as many forward passes as each other, because they
-    communicate in them: some repeat the first batch. Of ranks that compute the same samples one counts, or each that has its own
-    part of the sequences. A rank without the rest of its group is told to begin: its first pass raises `living.Apart`. `layout`: of
-    regroup.mesh(), which is the default.
+    Every sample counts on one rank, or on all ranks that have a part of its sequence. The ranks of a model group make equally many
+    forward passes, because they communicate in them: some repeat the first batch without counting it. A rank without the rest of
+    its group gets a batch as well; its first pass raises `living.Apart`. The default `layout` is that of regroup.mesh().
     """
     layout = layout if layout is not None else model_group.layout()
     group, inner = divmod(rank, layout.size)

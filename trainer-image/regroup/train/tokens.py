@@ -1,9 +1,17 @@
 """Token files: a header and uint16 tokens, memory-mapped, so that a file may be larger than memory.
 
-Owns the format, the byte tokenizer that makes a file from text, and the samples cut from it. Little-endian: 8 bytes RGTOKENS,
-uint32 version, uint32 vocabulary, uint64 count, 32 bytes SHA-256 of the text (zeros: unknown), 4 bytes zero, uint32 CRC-32 of
-these 60 bytes; then `count` times uint16. A file appears whole or not at all (written aside, then renamed), so processes
-that make the same one at the same time do no harm.
+Owns the format, the byte tokenizer that makes a file from text, and the samples cut from it. A file is little-endian:
+
+| bytes | content |
+| --- | --- |
+| 8 | RGTOKENS |
+| 4, 4, 8 | version, vocabulary, count |
+| 32 | SHA-256 of the text; zeros: unknown |
+| 4 | zeros |
+| 4 | CRC-32 of these 60 bytes |
+| 2 * count | tokens |
+
+A file appears whole or not at all (written aside, then renamed), so several processes may make the same file at the same time.
 """
 
 import hashlib
@@ -26,7 +34,7 @@ from regroup.data import Batch, DataError
 
 MAGIC, VERSION = b"RGTOKENS", 1
 BYTES = 256
-"""Vocabulary of the byte tokenizer: each byte is its own token."""
+"""Vocabulary of the byte tokenizer, for which each byte is a token."""
 _HEADER = struct.Struct("<8sIIQ32s4x")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
@@ -37,18 +45,21 @@ Tokens = npt.NDArray[np.uint16]
 
 
 class Corpus(NamedTuple):
-    """Tokens and what they are."""
+    """Tokens and the size of their vocabulary."""
 
     tokens: Tokens
     """[count], on disk or in memory."""
     vocabulary: int
-    """Each token is below it."""
+    """Upper bound of the tokens, which are all below it."""
 
 
 def write(
     path: Path, chunks: Iterable[Tokens], vocabulary: int, text_hash: Callable[[], bytes] = lambda: UNKNOWN
 ) -> None:
-    """Write a token file, whole or not at all. `text_hash`, called after the last chunk: SHA-256 of the text. Raises DataError."""
+    """Write a token file, whole or not at all. Raises DataError.
+
+    `text_hash()` returns the SHA-256 of the text. It is called after the last chunk.
+    """
     if not 1 <= vocabulary <= 1 << 16:
         raise DataError(f"vocabulary ({vocabulary}) must be between 1 and 65536, because tokens are uint16.")
     try:
@@ -78,7 +89,7 @@ def write(
 
 
 def read(path: Path) -> tuple[Corpus, bytes]:
-    """Return the tokens of a file, memory-mapped, and its text's hash. Raises DataError for a file that is none, or damaged."""
+    """Return the tokens of a file, memory-mapped, and its text's hash. Raises DataError for a damaged or another file."""
     try:
         with path.open("rb") as file:
             head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
@@ -108,7 +119,10 @@ def read(path: Path) -> tuple[Corpus, bytes]:
 
 
 def corpus(text: str | None, tokens: str | None) -> Corpus:
-    """Return the tokens of a configuration's `text` and `tokens`, as `LanguageModel` describes them. Raises DataError."""
+    """Return the tokens of a configuration's fields `text` and `tokens` (`LanguageModel`). Raises DataError.
+
+    A token file that does not exist is made from the text.
+    """
     if tokens is None:
         return Corpus(np.concatenate([_tokens_of(chunk) for chunk in _chunks(text)]), BYTES)
     path = Path(tokens)
@@ -123,11 +137,11 @@ def corpus(text: str | None, tokens: str | None) -> Corpus:
 
     try:
         is_there = path.exists()
-    except OSError:  # `write` says why
+    except OSError:  # `write` reports it
         is_there = False
     if is_there:
         deque(hashed(), maxlen=0)
-    else:  # in one pass, so that the hash is that of what is written, even if the text changes meanwhile
+    else:  # in one pass, so that the hash fits the tokens even if the text changes meanwhile
         write(path, hashed(), BYTES, digest.digest)
     found, made_from = read(path)
     if made_from != digest.digest():
@@ -140,9 +154,9 @@ def corpus(text: str | None, tokens: str | None) -> Corpus:
 
 @dataclass(frozen=True)
 class Windows:
-    """Samples of a corpus for a session (see `regroup.data.Source`): `length` tokens, and for each the next one.
+    """Samples of a corpus, as a `regroup.data.Source`: `length` tokens, and for each the next one as its target.
 
-    Sample i begins at token (first + i) * length; samples overlap by the one token that the last one predicts.
+    Sample i begins at token (first + i) * length. Neighbouring samples share one token, which is the last target of the former.
     """
 
     corpus: Corpus
@@ -154,7 +168,7 @@ class Windows:
         return self.count
 
     def fetch(self, ids: torch.Tensor) -> Any:
-        """Return x and y, each [len(ids), length], int64. Raises DataError for a token that the vocabulary does not have."""
+        """Return x and y, each [len(ids), length], int64. Raises DataError for a token outside the vocabulary."""
         starts = (ids.numpy() + self.first) * self.length
         rows = self.corpus.tokens[starts[:, None] + np.arange(self.length + 1)]
         if rows.max() >= self.corpus.vocabulary:
@@ -167,7 +181,10 @@ class Windows:
 
 
 def split(found: Corpus, length: int, held_out: float, most: int) -> tuple[Windows, Windows]:
-    """Return the samples to train on, and the last `held_out` of them, at most `most`, to evaluate on. Raises DataError."""
+    """Return the samples for training and those for evaluation. Raises DataError for too few tokens.
+
+    The latter are the last share `held_out` of all samples, at most `most`.
+    """
     total = (len(found.tokens) - 1) // length
     last = min(most, max(1, int(total * held_out)))
     if total < 2:
@@ -179,12 +196,12 @@ def split(found: Corpus, length: int, held_out: float, most: int) -> tuple[Windo
 
 
 def _tokens_of(chunk: bytes) -> Tokens:
-    """Return the tokens of a part of a text: its bytes."""
+    """Return the tokens of a part of a text, which are its bytes."""
     return np.frombuffer(chunk, np.uint8).astype(np.uint16)
 
 
 def _chunks(text: str | None) -> Iterator[bytes]:
-    """Yield the text, at least one byte. Raises DataError."""
+    """Yield the text in chunks. Raises DataError if it is empty or cannot be read."""
     files = [Path(text)] if text is not None else sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     is_empty = True
     for path in files:

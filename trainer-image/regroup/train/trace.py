@@ -1,4 +1,4 @@
-"""A profiler's trace of some steps, for TensorBoard's profiler page, Perfetto or chrome://tracing."""
+"""Records a profiler's trace of some steps, for TensorBoard's profiler page, Perfetto or chrome://tracing."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ TRACED_STEPS = 3
 
 
 class Trace:
-    """One file, of `TRACED_STEPS` steps. Steps are counted from 1."""
+    """One trace file with `TRACED_STEPS` steps, which are counted from 1."""
 
     def __init__(self, directory: Path, first: int, device: torch.device) -> None:
         self.path = directory / f"step-{first}.pt.trace.json"
-        """Written again by a run that comes to these steps again."""
+        """A run that comes to these steps again writes the file again."""
         self._first, self._device = first, device
         self._profile: Any = None
 
     def begin(self, step: int, *, is_main: bool) -> None:
-        """A step comes next, or comes again. Raises OSError when the file cannot be written."""
+        """Begin or end the trace before a step, which may be a repeated one. Raises OSError if the file cannot be written."""
         inside = self._first <= step < self._first + TRACED_STEPS
         if self._profile is not None and not inside:
             self.end()
@@ -26,12 +26,12 @@ class Trace:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self._device.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
-            # Without acc_events torch 2.11 warns that it forgets earlier cycles; there is one.
+            # Without acc_events torch 2.11 warns that it forgets earlier cycles, although there is only one.
             self._profile = torch.profiler.profile(activities=activities, acc_events=True)
             self._profile.start()
 
     def end(self) -> None:
-        """Write what was recorded, if anything was. Raises OSError."""
+        """Write the trace, if one was recorded. Raises OSError."""
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.stop()

@@ -1,7 +1,7 @@
-"""Tasks: a model and its data, for a section `task` of the configuration. One file each.
+"""Tasks: a model and its data for each section `task` of the configuration.
 
-A model is a `Row` of modules. Its expensive, repeated part is its `blocks`: what is computed again in backward and what is split
-over processes (`regroup.train.build`), are these. They are compiled, and so is, without a mesh, the output layer with the loss.
+A model is a `Row` of modules. Its `blocks` are the expensive, repeated part. `regroup.train.build` recomputes them in backward,
+splits them over processes and compiles them, and compiles the output layer with the loss if there is no mesh.
 A model returns scores [..., classes] for integer targets [...], or their loss.
 """
 
@@ -11,7 +11,7 @@ from .task import Task
 
 
 def build(settings: sections.Digits | sections.Cnn | sections.LanguageModel) -> Task:
-    """Return the task of a configuration, in host memory, with parameters drawn from torch's generator. Raises DataError."""
+    """Return the task of a configuration in host memory. torch's generator draws its parameters. Raises DataError."""
     if isinstance(settings, sections.LanguageModel):
         from .language_model import language_model
 

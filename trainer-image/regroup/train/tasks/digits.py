@@ -1,4 +1,4 @@
-"""Handwritten digits that ship with scikit-learn: as they are for a perceptron, enlarged to MNIST's format for a CNN."""
+"""Two tasks on scikit-learn's handwritten digits: a perceptron, and a CNN on digits enlarged to MNIST's format."""
 
 import itertools
 from typing import Any
@@ -11,18 +11,18 @@ from regroup.train import sections
 from .task import Row, Task
 
 TRAINED = 1437
-"""Of 1,797 samples; the others are held out."""
+"""Number of samples for training, of 1,797. The others are held out."""
 
 
 class Classifier(Row):
-    """Blocks, then a linear layer: [n, ...] -> scores [n, 10]."""
+    """A row of blocks and a linear layer: [n, ...] -> scores [n, 10]."""
 
     def __init__(self, blocks: list[nn.Module], features: int) -> None:
         super().__init__({}, blocks, {"head": nn.Sequential(nn.Flatten(), nn.Linear(features, 10))})
 
 
 class Block(nn.Sequential):
-    """A layer and what follows it. A class of its own: torch.compile skips the frames of torch's containers."""
+    """A layer with its norm and activation. It has a forward of its own, since torch.compile skips frames of torch's containers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the last module's output."""
@@ -40,7 +40,10 @@ def digits(settings: sections.Digits) -> Task:
 
 
 def _plans() -> list[dict[str, Any]]:
-    """The first hidden layer is split by its outputs, the second by its inputs: its outputs are whole again, for the last layer."""
+    """Return the tensor parallel plans of both hidden layers.
+
+    The first layer is split by its outputs, the second by its inputs. So the second gives whole outputs to the last layer.
+    """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     return [{"0": ColwiseParallel()}, {"0": RowwiseParallel()}]
@@ -49,8 +52,8 @@ def _plans() -> list[dict[str, Any]]:
 def cnn(settings: sections.Cnn) -> Task:
     """Return the convolutional network on [n, 1, 28, 28] in [0, 1].
 
-    GroupNorm, since reduction="exact" refuses BatchNorm; strides in place of pooling, which has no deterministic backward
-    on every device.
+    It has GroupNorm, since reduction="exact" refuses BatchNorm. Strides take the place of pooling, which has no deterministic
+    backward on some devices.
     """
     x, y = _digits()
     images = nn.functional.interpolate(x[:, None], size=(28, 28), mode="bilinear", align_corners=False)

@@ -1,7 +1,8 @@
 """GPT-2's architecture, and the task of predicting the next token of a text.
 
-Radford et al., Language Models are Unsupervised Multitask Learners, 2019: layer norms before attention and perceptron, biases,
-GELU in its tanh form, output weights shared with the embedding. No dropout, as is usual where no sample is seen often.
+The architecture has layer norms before attention and perceptron, biases, GELU in its tanh form, and output weights shared with
+the embedding. It has no dropout, since no sample is seen often. Radford et al., Language Models are Unsupervised Multitask
+Learners, 2019.
 """
 
 import math
@@ -20,22 +21,23 @@ from regroup.train.flops import flops_per_token
 from .task import Row, Task
 
 HELD_OUT, MOST_HELD_OUT = 0.05, 256
-"""The last part of the samples, and at most so many, are for evaluation."""
+"""Share of the samples that is held out for evaluation, and the largest number of them. They are the last ones."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a GPT. `length`: the most tokens that it sees at once."""
+    """The sizes of a GPT."""
 
     layers: int
     heads: int
     width: int
     length: int
+    """Largest number of tokens in a sample."""
     vocabulary: int
     tied: bool = True
     """The output layer uses the embedding's weights."""
     experts: int | None = None
-    """In place of each block's perceptron; None: a perceptron."""
+    """Number of experts in place of each block's perceptron; None: a perceptron."""
     top_k: int = 1
     """Experts that compute a token."""
 
@@ -57,14 +59,14 @@ GPT2 = Shape(
 
 
 class Embedding(nn.Module):
-    """Tokens [n, length], int64 -> [n, length, width]."""
+    """Embeddings of tokens and positions: [n, length], int64 -> [n, length, width]."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.length, shape.width)
         self.part = 0
-        """Which part of each sequence the tokens are: another process has those before."""
+        """Number of this process's part of each sequence, by which positions are counted."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, length = self.part * x.shape[1], x.shape[1]
@@ -72,7 +74,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron or experts, each added to its input: [n, length, width] -> the same."""
+    """Attention, and a perceptron or experts, each added to its input: [n, length, width] -> [n, length, width]."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -86,19 +88,17 @@ class Block(nn.Module):
         else:
             self.experts = regroup.MixtureOfExperts(width, 4 * width, shape.experts, top_k=shape.top_k)
         self.context: Any = None
-        """mesh["context"]: each of its processes has a part of each sequence. None: all of it is here."""
+        """mesh["context"], whose processes each have a part of each sequence; None: sequences are whole."""
         self.algorithm = "ulysses"
-        """Of regroup.attention, with `context`."""
+        """Algorithm of regroup.attention, with `context`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, length, _ = x.shape
-        # Query, key and value of head 0, then of head 1: a part of the rows is whole heads, where `tensor` splits them.
+        # Query, key and value of head 0, then of head 1, so that `tensor` splits the rows into whole heads.
         split = self.qkv_by_head(self.attention_norm(x)).view(n, length, -1, 3, self.head_width)
         query, key, value = split.permute(3, 0, 2, 1, 4)
         if self.context is None:
-            mixed = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True
-            )  # flash attention where there is one
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             mixed = regroup.attention(query, key, value, self.context, causal=True, algorithm=self.algorithm)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(n, length, -1))
@@ -109,17 +109,17 @@ class Block(nn.Module):
 
 
 class Output(nn.Module):
-    """[n, length, width] -> scores of the next token [n, length, vocabulary]."""
+    """The output layer: [n, length, width] -> scores of the next token [n, length, vocabulary]."""
 
     def __init__(self, shape: Shape, embedding: Embedding) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(shape.width)
         self.linear = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
         self._shared: tuple[Embedding, ...] = (embedding,) if shape.tied else ()
-        """Where the weights are that it shares. No submodule: they are there once in a checkpoint."""
+        """Module with the shared weights. It is in a tuple, and so no submodule, since a checkpoint has the weights once."""
         self.multiple = 1
-        """The product has a multiple of so many rows: rows of zeros are added to the weights, and their scores are cut off. The
-        parameter keeps its shape."""
+        """Multiple to which the rows of the product are rounded up. Rows of zeros are added to the weights, and their scores are
+        cut off. The parameter keeps its shape."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.linear.weight if self.linear is not None else self._shared[0].tokens.weight
@@ -131,7 +131,7 @@ class Output(nn.Module):
 
 
 class GPT(Row):
-    """Tokens [n, length], int64 -> scores of the next one [n, length, vocabulary]."""
+    """A GPT: tokens [n, length], int64 -> scores of the next one [n, length, vocabulary]."""
 
     def __init__(self, shape: Shape) -> None:
         embedding = Embedding(shape)
@@ -139,7 +139,7 @@ class GPT(Row):
         super().__init__({"embedding": embedding}, blocks, {"output": Output(shape, embedding)})
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # The 2 * layers outputs that are added to one path keep its variance.
+                # Scaled, so that the 2 * layers outputs which are added up keep the variance.
                 out = name.endswith(("attention_out.weight", "mlp_out.weight", "experts.down"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if out else 0.02)
             elif name.endswith("bias"):
@@ -151,7 +151,7 @@ class GPT(Row):
                 module.multiple = multiple
 
     def split_sequences(self, mesh: Any, algorithm: str) -> None:
-        """Compute this process's part of each sequence, in a mesh of one dimension, context. `algorithm`: of regroup.attention."""
+        """Let the model compute this process's part of each sequence, in `mesh`, whose only dimension is context."""
         for module in self.modules():
             if isinstance(module, Embedding):
                 module.part = mesh.get_local_rank()
@@ -187,7 +187,7 @@ def language_model(settings: sections.LanguageModel) -> Task:
 
 
 def _in_products(model: GPT, shape: Shape) -> int:
-    """Return the number of parameters that a token is multiplied with."""
+    """Return the number of parameters in the matrix products of one token."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     unused = sizes.pop("embedding.positions.weight")
     if not shape.tied:
@@ -199,7 +199,7 @@ def _in_products(model: GPT, shape: Shape) -> int:
 
 
 def _plan() -> dict[str, Any]:
-    """Attention is split by heads, the perceptron by its inner width; what is added to a block's input is whole again."""
+    """Return the tensor parallel plan of a block: attention is split by heads, the perceptron by its inner width."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     return {

@@ -1,4 +1,4 @@
-"""What a task is to the loop."""
+"""The interface between a task and the loop: a model as a `Row`, and its data."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 
 
 class Row(torch.nn.Sequential):
-    """A model as modules one behind the other, each called with what the one before returns: a pipeline cuts between them.
+    """A model as a row of modules, each of which gets the output of the one before. A pipeline cuts between them.
 
-    Names are those of a checkpoint, at any split: what comes before the blocks, block0, block1 and so on, what comes after.
+    A checkpoint has the names of the modules, whatever the split: those of `before`, then block0, block1 .., then those of `after`.
     `model(x)` returns scores [..., classes]; `model(x, targets)` returns their loss, the mean over integer targets [...].
     """
 
@@ -28,7 +28,7 @@ class Row(torch.nn.Sequential):
 
     @property
     def blocks(self) -> list[torch.nn.Module]:
-        """The expensive, repeated part, in order."""
+        """The expensive, repeated modules, in order."""
         return [module for name, module in self.named_children() if name.startswith("block")]
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
@@ -38,36 +38,42 @@ class Row(torch.nn.Sequential):
         return self.scores(x) if targets is None else self.loss(x, targets)
 
     def align(self, multiple: int) -> None:
-        """Compute the scores of a multiple of so many classes, and return those of the model's own. A model of few does nothing."""
+        """Round the classes of the output product up to a multiple, for speed. Scores stay those of the model's own classes.
+
+        A model with few classes does nothing.
+        """
 
     def scores(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the scores of what the last block returns."""
+        """Return the scores for the output of the last block."""
         for name in self._after:
             x = self._modules[name](x)
         return x
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of what the last block returns. One region of torch.compile: the scores of a large vocabulary are
-        not written in full between the last product and the loss, nor read again by each operator of it."""
+        """Return the mean loss for the output of the last block.
+
+        torch.compile makes one region of it. So the scores of a large vocabulary are not written to memory in full between the last
+        product and the loss.
+        """
         return cross_entropy(self.scores(x).flatten(0, -2), targets.flatten())
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what."""
+    """A model and its data."""
 
     model: Row
     train: Any
-    """What a session takes as `data`; batches are pairs (x, y)."""
+    """Training data, as a session's `data`. Batches are pairs (x, y)."""
     held_out: Any
-    """The same, for evaluation."""
+    """Data for evaluation, in the same form."""
     tokens: int | None = None
-    """Tokens in a sample; None: its samples are not made of tokens."""
+    """Tokens in a sample; None: samples do not consist of tokens."""
     layers: Callable[[], Sequence[dict[str, Any]]] | None = None
-    """Returns, for each block, torch's tensor parallel plan: how each layer is split, by its name. None: they cannot be split. A
-    function, because torch's classes of it take a second to import."""
+    """Function that returns torch's tensor parallel plan for each block, by the names of its layers. None: the layers cannot be
+    split. It is a function because torch's classes take a second to import."""
     split_sequences: Callable[[Any, str], None] | None = None
-    """Makes the model compute this process's part of each sequence, of a mesh with the dimension context, with an algorithm of
-    regroup.attention. None: its samples are no sequences."""
+    """Function of (mesh["context"], algorithm of regroup.attention) that makes the model compute this process's part of each
+    sequence. None: samples are no sequences."""
     flops_per_token: float | None = None
-    """FLOPs of forward and backward; None: not known."""
+    """FLOPs of forward and backward for a token; None: not known."""
