@@ -10,8 +10,6 @@ import time
 from collections.abc import Collection
 from functools import partial
 
-import pytest
-
 from cluster.kubectl import Kubectl
 from harness import faults
 from harness.trace import Trace
@@ -83,7 +81,7 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     assert unwritten(rows, since=dead, until=cut + UNLED_S) == []
 
 
-@pytest.mark.slow
+@only_long("tests/unit/plan/test_exits.py has the exit that nobody saw, and a node is cut for longer above")
 def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
