@@ -59,11 +59,11 @@ class Observer(Protocol):
     """The events that metrics count. Every method is cheap and never raises."""
 
     def generation_issued(self, kind: str) -> None:
-        """A generation was written to a status and announced."""
+        """Count a generation that was written to a status and announced."""
         ...
 
     def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
-        """A job's status was written: it is `after` now."""
+        """Count a write of a job's status, which is `after` now."""
         ...
 
 
