@@ -89,16 +89,14 @@ def _check_values(settings: SessionSettings) -> None:
         raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise UsageError(f"seed is {seed!r}; it must be a whole number.")
-    if settings.reduction not in REDUCTIONS:
-        raise UsageError(f'reduction is {settings.reduction!r}; it must be "fast" or "exact".')
-    if settings.rehearse not in (None, True, False):
-        raise UsageError(
-            f"rehearse is {settings.rehearse!r}; it must be True, False, or None: where the model is compiled."
-        )
-    if settings.noise_scale not in (True, False):
-        raise UsageError(f"noise_scale is {settings.noise_scale!r}; it must be True or False.")
-    if settings.shuffle not in (None, True, False):
-        raise UsageError(f"shuffle is {settings.shuffle!r}; it must be True or False.")
+    for name, choices, words in (
+        ("reduction", REDUCTIONS, '"fast" or "exact"'),
+        ("rehearse", (None, True, False), "True, False, or None: where the model is compiled"),
+        ("noise_scale", (True, False), "True or False"),
+        ("shuffle", (None, True, False), "True or False"),
+    ):
+        if getattr(settings, name) not in choices:
+            raise UsageError(f"{name} is {getattr(settings, name)!r}; it must be {words}.")
     if not isinstance(settings.strategy, strategies.Description):
         raise UsageError(
             f"strategy is a {type(settings.strategy).__name__}; it must be one of regroup.strategies, such as "

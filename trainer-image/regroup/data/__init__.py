@@ -20,12 +20,12 @@ no state of a loader or of a random number generator to save.
 
 from .cache import cached
 from .errors import DataError
-from .exact import ExactSum, Exchange, GroupExchange
+from .exact import ExactSum, GroupExchange
 from .feed import Feed, Key, make_feed
 from .ids import UNKNOWN, SamplePlan, share_of, shares_of
 from .quotas import Quotas
 from .rng import microbatch_rng
-from .sources import Batch, LoaderSource, Source, as_source
+from .sources import Batch, LoaderSource, as_source
 from .streams import EndOfStream, Stream, as_stream, stream
 
 __all__ = [
@@ -35,13 +35,11 @@ __all__ = [
     "LoaderSource",
     "EndOfStream",
     "ExactSum",
-    "Exchange",
     "Feed",
     "GroupExchange",
     "Key",
     "Quotas",
     "SamplePlan",
-    "Source",
     "Stream",
     "as_source",
     "as_stream",

@@ -14,12 +14,11 @@ class Smoothed:
     """Means over the last steps of a generation, by part. Its first step is left out, since it compiles and fills caches."""
 
     def __init__(self) -> None:
-        self._num_steps = -1
-        self._means = [0.0] * _NUM_PARTS
+        self.begin_generation()
 
     def begin_generation(self) -> None:
         """Forget the times of the last generation, which had other ranks."""
-        self._num_steps = -1
+        self._num_steps, self._means = -1, [0.0] * _NUM_PARTS
 
     def add(self, sums: Sequence[float]) -> None:
         """Take in the parts of a step's time, in seconds and in the order of `Times`."""
@@ -28,8 +27,6 @@ class Smoothed:
             return
         share = 1 / min(self._num_steps, SMOOTHED_STEPS)
         self._means = [mean + (value - mean) * share for mean, value in zip(self._means, sums)]
-        if self._num_steps == 1:
-            self._means = list(sums)
 
     def times(self) -> "Times | None":
         """Return the means in seconds; None before the second step."""

@@ -6,7 +6,8 @@ follows from the configuration: a point for each printed line, histograms at an 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ class Board:
     def begin(self, job: regroup.Job, step: Step) -> None:
         """Begin or end the trace before a step, and close the event file if another process is rank 0 now."""
         if self._trace is not None and not step.rehearsal:
-            with _Tolerant(self):
+            with self._tolerant():
                 self._trace.begin(step.index + 1, is_main=job.is_main)
         if self._writer is not None and not job.is_main:
-            with _Tolerant(self):
+            with self._tolerant():
                 self._close_writer()
 
     def committed(self, job: regroup.Job, step: Step) -> None:
@@ -80,7 +81,7 @@ class Board:
         every = self._config.histograms_every
         if self._directory is None or every is None or not job.is_main or (step.index + 1) % every:
             return
-        with _Tolerant(self):
+        with self._tolerant():
             writer = self._open(job, step)
             for name, parameter in self._model.named_parameters():
                 path = name.replace(".", "/")
@@ -92,7 +93,7 @@ class Board:
         """Write a point of each curve for a committed step."""
         if self._directory is None or not job.is_main:
             return
-        with _Tolerant(self):
+        with self._tolerant():
             writer = self._open(job, step)
             for name, value in values.items():
                 writer.add_scalar(name, value, step.index + 1)
@@ -100,16 +101,20 @@ class Board:
 
     def close(self) -> None:
         """Close all files at the end of the run."""
-        with _Tolerant(self):
+        with self._tolerant():
             if self._trace is not None:
                 self._trace.end()
             self._close_writer()
 
-    def fail(self, error: OSError) -> None:
-        """Print the error, once, and let training go on without curves."""
-        if not self._failed:
-            print(f"tensorboard ({self._directory}) cannot be written ({error.strerror or error}).", flush=True)
-        self._failed, self._writer = True, None
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """Let an OSError in the block, such as a full disk, end the curves and not the training. It is printed once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                print(f"tensorboard ({self._directory}) cannot be written ({error.strerror or error}).", flush=True)
+            self._failed, self._writer = True, None
 
     def _open(self, job: regroup.Job, step: Step) -> Any:
         if self._writer is None or self._generation != job.generation:
@@ -126,19 +131,3 @@ class Board:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-
-
-class _Tolerant:
-    """A block whose OSError, such as a full disk, ends the curves and not the training."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
-        if isinstance(error, OSError):
-            self._board.fail(error)
-            return True
-        return False

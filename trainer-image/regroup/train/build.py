@@ -227,39 +227,28 @@ def optimizer_of(settings: sections.Sgd | sections.AdamW, model: torch.nn.Module
 
 def strategy_of(settings: Config) -> strategies.Description:
     """Return the session's strategy. LocalSGD and DiLoCo clip in their inner steps, so they get `max_norm`."""
-    strategy, max_norm = settings.strategy, settings.max_norm
+    strategy = settings.strategy
     if isinstance(strategy, sections.DataParallel):
         return strategies.DataParallel(
             hook=hook_of(settings.hook), algorithm=strategy.algorithm, uneven=strategy.uneven
         )
+    values = strategy.model_dump(exclude={"name"})
     if isinstance(strategy, sections.ParameterServer):
-        return strategies.ParameterServer(
-            staleness=strategy.staleness,
-            shares_per_version=strategy.shares_per_version,
-            computes=strategy.computes,
-        )
-    if isinstance(strategy, sections.LocalSgd):
-        return strategies.LocalSGD(inner_steps=strategy.inner_steps, max_norm=max_norm)
-    return strategies.DiLoCo(
-        inner_steps=strategy.inner_steps,
-        max_norm=max_norm,
-        outer_learning_rate=strategy.outer_learning_rate,
-        outer_momentum=strategy.outer_momentum,
-    )
+        return strategies.ParameterServer(**values)
+    kind = strategies.LocalSGD if isinstance(strategy, sections.LocalSgd) else strategies.DiLoCo
+    return kind(max_norm=settings.max_norm, **values)
 
 
 def hook_of(settings: sections.Rounded | sections.PowerSgd | None) -> str | strategies.PowerSGD | None:
     """Return the session's hook for the compression of gradients, or None."""
     if isinstance(settings, sections.PowerSgd):
-        return strategies.PowerSGD(settings.rank, settings.start_step, settings.min_compression)
+        return strategies.PowerSGD(**settings.model_dump(exclude={"name"}))
     return settings.name if settings is not None else None
 
 
 def rate_scaling_of(settings: sections.RateScaling | None) -> strategies.RateScaling | None:
     """Return the session's rate scaling, or None."""
-    if settings is None:
-        return None
-    return strategies.RateScaling(settings.base_batch, settings.rule, settings.warmup_steps)
+    return None if settings is None else strategies.RateScaling(**settings.model_dump())
 
 
 def rate_factor(settings: sections.Constant | sections.Decay, step: int, steps: int) -> float:

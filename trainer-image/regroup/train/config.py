@@ -136,28 +136,25 @@ def _default_name(field: str) -> Any:
     return getattr(info.default, "name", {}) if info is not None else {}
 
 
-_NUMBERS = {
+_NAMELESS: dict[str, type[Section]] = {"mesh": Mesh, "rate_scaling": RateScaling}
+"""Sections without a choice, which have no name. A location of pydantic contains the name of the choice of the others."""
+_KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
     "int_from_float": "a whole number",
     "finite_number": "a finite number",
-}
-_NAMELESS: dict[str, type[Section]] = {"mesh": Mesh, "rate_scaling": RateScaling}
-"""Sections without a choice, which have no name. A location of pydantic contains the name of the choice of the others."""
-_KINDS = {
-    **_NUMBERS,
     "bool_type": "true or false",
     "string_type": "text",
     "model_type": "a name, or a mapping of fields",
     "model_attributes_type": "a name, or a mapping of fields",
 }
 _BOUNDS = {
-    "greater_than": "above",
-    "greater_than_equal": "at least",
-    "less_than": "below",
-    "less_than_equal": "at most",
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
 }
-_BOUND_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+"""Words for pydantic's bounds, and their names in its context."""
 
 
 def _sentence(error: Any) -> str:
@@ -172,25 +169,27 @@ def _sentence(error: Any) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "extra_forbidden":
-        section = _fields_of(error["loc"])
+        section = list(_model_of(error["loc"]).model_fields)
         near = difflib.get_close_matches(path[-1], section, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(section)}, or remove it."
         return f"{said} is no field of the configuration{_of(error['loc'])}. {hint}"
     if kind == "missing":
-        return f"{field} is missing. Add it: {_description(error['loc'])}"
+        return f"{field} is missing. Add it: {_model_of(error['loc']).model_fields[path[-1]].description}"
     if kind == "literal_error":
         return f"{said} must be {context['expected'].replace(chr(39), '')}. Choose one of them."
     if kind == "union_tag_invalid":
         name = value.get("name") if isinstance(value, dict) else value
         return f"{field}.name ({name!r}) must be one of {context['expected_tags'].replace(chr(39), '')}. Choose one of them."
     if kind == "union_tag_not_found":
-        return f"{field} has no name. Add one of {', '.join(_SECTIONS[field])}, such as {field}: {_SECTIONS[field][0]}."
+        names = [name for one, name, _ in sections() if one == field]
+        return f"{field} has no name. Add one of {', '.join(names)}, such as {field}: {names[0]}."
     if kind == "multiple_of":
         return f"{said} must be a multiple of {context['multiple_of']}. Correct it."
     if kind == "string_pattern_mismatch":
         return f"{said} must not have a NUL character: it is a path. Correct it."
     if kind in _BOUNDS:
-        return f"{said} must be {_BOUNDS[kind]} {context[_BOUND_KEYS[kind]]}. Correct it."
+        words, name = _BOUNDS[kind]
+        return f"{said} must be {words} {context[name]}. Correct it."
     if kind in ("model_type", "model_attributes_type") and nameless:
         first = next(iter(_NAMELESS[field].model_fields))
         return f"{said} must be a mapping of fields, such as {field}: {{{first}: 2}}. Correct it."
@@ -213,11 +212,6 @@ def sections() -> Iterator[tuple[str, str, type[Section]]]:
                 yield field, name, model
 
 
-_SECTIONS: dict[str, list[str]] = {}
-for _field, _name, _ in sections():
-    _SECTIONS.setdefault(_field, []).append(_name)
-
-
 def _model_of(location: Sequence[Any]) -> type[Section]:
     """Return the model with the field at a location, which is (field,) or (section, name of the choice, field)."""
     if len(location) == 2 and location[0] in _NAMELESS:
@@ -227,15 +221,7 @@ def _model_of(location: Sequence[Any]) -> type[Section]:
     return next(model for field, name, model in sections() if (field, name) == tuple(location[:2]))
 
 
-def _fields_of(location: Sequence[Any]) -> list[str]:
-    return list(_model_of(location).model_fields)
-
-
 def _of(location: Sequence[Any]) -> str:
     return (
         f" of {location[0]} {location[1]}" if len(location) > 2 else f" of {location[0]}" if len(location) > 1 else ""
     )
-
-
-def _description(location: Sequence[Any]) -> str:
-    return _model_of(location).model_fields[str(location[-1])].description or ""

@@ -45,17 +45,12 @@ def _following_batch(config: Fields) -> str | None:
         if config.rate_scaling is not None:
             return "rate_scaling needs batch_per_rank, because global_batch never changes. Leave it out, or write batch_per_rank."
         return None
-    for field, value, is_refused in (
+    return _first(
+        f"batch_per_rank ({config.batch_per_rank}) cannot be used with {{0}} ({{1}}). Write global_batch, or change {{0}}.",
         ("strategy", config.strategy.name, config.strategy.name != DATA_PARALLEL),
         ("strategy.uneven", "true", _is_uneven(config)),
         ("reduction", "exact", config.reduction == "exact"),
-    ):
-        if is_refused:
-            return (
-                f"batch_per_rank ({config.batch_per_rank}) cannot be used with {field} ({value}). Write global_batch, or change "
-                f"{field}."
-            )
-    return None
+    )
 
 
 def _strategy(config: Fields) -> str | None:
@@ -77,49 +72,43 @@ def _strategy(config: Fields) -> str | None:
         )
     if config.hook is not None:
         return f"hook ({config.hook.name!r}) cannot be used with strategy {strategy.name}. Leave one of them out."
-    for field, value, choice in (
-        ("reduction", config.reduction, "exact"),
-        ("precision", config.precision, "float16"),
-    ):
-        if value == choice:
-            return f"{field} ({choice}) cannot be used with strategy {strategy.name}. Choose another {field}."
-    return None
+    return _first(
+        f"{{0}} ({{1}}) cannot be used with strategy {strategy.name}. Choose another {{0}}.",
+        ("reduction", "exact", config.reduction == "exact"),
+        ("precision", "float16", config.precision == "float16"),
+    )
 
 
 def _noise_scale(config: Fields) -> str | None:
     if not config.noise_scale:
         return None
-    for name, is_asked in (
-        (f"strategy {config.strategy.name}", config.strategy.name != DATA_PARALLEL),
-        ("reduction exact", config.reduction == "exact"),
-        ("precision float16", config.precision == "float16"),
-        ("hook powersgd", _is_powersgd(config)),
-    ):
-        if is_asked:
-            return f"noise_scale cannot be measured with {name}. Leave one of them out."
-    return None
+    return _first(
+        "noise_scale cannot be measured with {0} {1}. Leave one of them out.",
+        ("strategy", config.strategy.name, config.strategy.name != DATA_PARALLEL),
+        ("reduction", "exact", config.reduction == "exact"),
+        ("precision", "float16", config.precision == "float16"),
+        ("hook", "powersgd", _is_powersgd(config)),
+    )
 
 
 def _tensorboard(config: Fields) -> str | None:
-    for field in ("histograms_every", "profile_at"):
-        if getattr(config, field) is not None and config.tensorboard is None:
-            return (
-                f"{field} ({getattr(config, field)}) needs tensorboard. Add tensorboard: DIRECTORY, or remove {field}."
-            )
-    return None
+    if config.tensorboard is not None:
+        return None
+    return _first(
+        "{0} ({1}) needs tensorboard. Add tensorboard: DIRECTORY, or remove {0}.",
+        ("histograms_every", config.histograms_every, config.histograms_every is not None),
+        ("profile_at", config.profile_at, config.profile_at is not None),
+    )
 
 
 def _ring(config: Fields) -> str | None:
     if getattr(config.strategy, "algorithm", "") != "ring":
         return None
-    hook = config.hook.name if config.hook is not None else None
-    for field, value, is_asked in (
-        ("hook", hook, hook is not None),
+    return _first(
+        "strategy.algorithm ('ring') cannot be used with {0} ({1}). Leave one of them out.",
+        ("hook", _hook_name(config), config.hook is not None),
         ("reduction", "exact", config.reduction == "exact"),
-    ):
-        if is_asked:
-            return f"strategy.algorithm ('ring') cannot be used with {field} ({value}). Leave one of them out."
-    return None
+    )
 
 
 def _hook(config: Fields) -> str | None:
@@ -178,20 +167,21 @@ def _mesh(config: Fields) -> str | None:
     if not sizes:
         return None
     mesh = _said(sizes)
-    for field, value, is_refused in (
+    sentence = _first(
+        f"{{0}} ({{1}}) cannot be used with {mesh}. Leave one of them out.",
         ("strategy", config.strategy.name, config.strategy.name != DATA_PARALLEL),
         ("strategy.algorithm", "ring", getattr(config.strategy, "algorithm", "") == "ring"),
         ("strategy.uneven", "true", _is_uneven(config)),
         ("batch_per_rank", config.batch_per_rank, config.batch_per_rank is not None),
         ("noise_scale", "true", config.noise_scale),
-        ("hook", config.hook.name if config.hook is not None else None, config.hook is not None),
+        ("hook", _hook_name(config), config.hook is not None),
         ("reduction", "exact", config.reduction == "exact"),
         ("precision", "float16", config.precision == "float16"),
         ("histograms_every", config.histograms_every, config.histograms_every is not None),
         ("compile", "true", config.compile and bool(sizes.keys() & {CONTEXT, EXPERT})),
-    ):
-        if is_refused:
-            return f"{field} ({value}) cannot be used with {mesh}. Leave one of them out."
+    )
+    if sentence is not None:
+        return sentence
     if len(sizes) > 1 and set(sizes) not in PRODUCTS:
         known = ", ".join(" with ".join(name for name in KNOWN_DIMS if name in one) for one in PRODUCTS)
         return f"{mesh} has dimensions that do not work together. Choose one, or {known}."
@@ -299,8 +289,17 @@ def _is_uneven(config: Fields) -> bool:
     return bool(getattr(config.strategy, "uneven", False))
 
 
+def _first(sentence: str, *rows: tuple[str, object, bool]) -> str | None:
+    """Return the sentence with the first field and value that are refused, for {0} and {1}. Rows are (field, value, is refused)."""
+    return next((sentence.format(field, value) for field, value, is_refused in rows if is_refused), None)
+
+
+def _hook_name(config: Fields) -> str | None:
+    return config.hook.name if config.hook is not None else None
+
+
 def _is_powersgd(config: Fields) -> bool:
-    return config.hook is not None and config.hook.name == "powersgd"
+    return _hook_name(config) == "powersgd"
 
 
 def _sizes(config: Fields) -> dict[str, int]:
