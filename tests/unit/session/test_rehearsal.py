@@ -14,11 +14,11 @@ import torch
 
 import regroup
 from regroup.checkpoint import tree as trees
+from regroup.checkpoint.checkpointer import Origin
 from regroup.errors import UsageError
 from regroup.generation.membership import Alone
 from regroup.job import Job
 from regroup.protocol import env, local
-from regroup.state.durable import Origin
 from regroup.strategies import LocalSGD
 from regroup.transaction.rehearsal import MICROBATCHES
 

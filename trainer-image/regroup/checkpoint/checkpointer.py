@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +71,8 @@ class Checkpointer:
         self._started_s: float | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._busy = False
+        self.busy = False
+        """The writer thread writes or deletes."""
         self._word: tuple[Sequence[str], int] | None = None
         self._next: tuple[Callable[[], None], str] | None = None
         """Write that follows the present one, and its description for `hangs`."""
@@ -86,9 +87,12 @@ class Checkpointer:
         """The script changes the state between two commits, so `save` waits for each copy."""
         self._again = False
         """The last copy failed because the state was changed, so the next `due` is True."""
-        self._last: CheckpointRef | None = None
-        self._problem: str | None = None
-        self._failure: str | None = None
+        self.last_committed: CheckpointRef | None = None
+        """Newest checkpoint that this process has committed, which status.checkpoint may name next."""
+        self.problem: str | None = None
+        """Sentence on why the last write or deletion came to nothing; None: it did not, or none was tried."""
+        self.failure: str | None = None
+        """Sentence on a failure that needs a repair, such as of the volume. None if a write only ended with its generation."""
         self._doing, self._began_s = "", 0.0
         """Description of the writer thread's work, and the monotonic time of its begin, moved on by waits for other ranks."""
         self._awaits_ranks = False
@@ -96,30 +100,10 @@ class Checkpointer:
         self.longest_s: float | None = None
         """Duration of the slowest write so far, without waits for ranks; None: there was none. Failed writes count."""
 
-    @property
-    def last_committed(self) -> CheckpointRef | None:
-        """Newest checkpoint that this process has committed, which status.checkpoint may name next."""
-        return self._last
-
-    @property
-    def problem(self) -> str | None:
-        """Sentence on why the last write or deletion came to nothing; None: it did not, or none was tried."""
-        return self._problem
-
-    @property
-    def failure(self) -> str | None:
-        """The same sentence if there is something to repair, such as the volume. None if only the generation ended in between."""
-        return self._failure
-
-    @property
-    def busy(self) -> bool:
-        """True while the writer thread writes or deletes."""
-        return self._busy
-
     def hangs(self, bound_s: float) -> str | None:
         """Return a sentence if one write or deletion has taken longer than `bound_s`, else None."""
         doing, began_s = self._doing, self._began_s
-        if not self._busy or self._awaits_ranks or time.monotonic() - began_s <= bound_s:
+        if not self.busy or self._awaits_ranks or time.monotonic() - began_s <= bound_s:
             return None
         return (
             f"{doing} has taken more than {bound_s:g} s: the volume of {self._directory} does not answer. Check the volume, "
@@ -189,7 +173,7 @@ class Checkpointer:
             # In a thread of its own: the writer may wait for the next commit, which waits for this copy.
             threading.Thread(target=self._copy, args=(copy, copied), name="regroup-copy", daemon=True).start()
             with self._lock:
-                if self._busy:
+                if self.busy:
                     self._next = write, doing
                 else:
                     self._start(write, doing)
@@ -318,14 +302,14 @@ class Checkpointer:
         """
         with self._lock:
             self._word = (keep, generation)
-            if self._busy:
+            if self.busy:
                 return  # the thread reads the word after its present work
         self._start(None, _DELETING)
 
     # --- the writer thread -------------------------------------------------------------------------------------------
 
     def _start(self, write: Callable[[], None] | None, doing: str) -> None:
-        self._doing, self._began_s, self._busy = doing, time.monotonic(), True
+        self._doing, self._began_s, self.busy = doing, time.monotonic(), True
         # Daemon: a trainer that must exit does not wait for a volume that hangs. Readers skip an unfinished checkpoint.
         self._thread = threading.Thread(target=self._work, args=(write,), name="regroup-checkpoint", daemon=True)
         self._thread.start()
@@ -339,7 +323,7 @@ class Checkpointer:
                 word, self._word = self._word, None
                 following, self._next = self._next, None
                 if word is None and following is None:
-                    self._busy = False
+                    self.busy = False
                     return
             # `hangs` reads the description before the time, so the time is set first.
             if word is not None:  # before the next write: if each step is saved, a write always waits
@@ -357,8 +341,8 @@ class Checkpointer:
             for name in [name for part in parts for name in part]:
                 store.delete(self._directory, name)
         except OSError as error:
-            self._problem = f"Old checkpoints in {self._directory} cannot be deleted ({error.strerror})."
-            self._failure = self._problem
+            self.problem = f"Old checkpoints in {self._directory} cannot be deleted ({error.strerror})."
+            self.failure = self.problem
 
     def _ours(self, names: Sequence[Name]) -> list[Name]:
         return [name for name in names if store.job_of(self._directory, name) == self._job_uid]
@@ -378,14 +362,14 @@ class Checkpointer:
         try:
             failed = copied.exception()  # blocks until the copy is complete or has failed
             if failed is not None:
-                self._problem = self._failure = (
+                self.problem = self.failure = (
                     f"Checkpoint {name.directory} was not written: the state could not be copied to host memory "
                     f"({store.first_line(failed)}). Raise the container's memory limit if it lacks memory; training goes on."
                 )
                 return
             tensors, changed = copied.result()
             if changed is not None:
-                self._problem = (
+                self.problem = (
                     f"Checkpoint {name.directory} is copied again, and training waits for each copy from now on: {changed} "
                     "was changed outside step.commit(). Change the state in step.commit(before=..., after=...) only."
                 )
@@ -403,7 +387,7 @@ class Checkpointer:
                 else:
                     store.write_part(self._directory, name, self._job_uid, inner, structure, tensors)
                     if inner != 0:
-                        self._problem = self._failure = None
+                        self.problem = self.failure = None
                         return
                     why = self._await_parts(name, size, cancelled, parts_within_s)
                     if why is None:
@@ -411,20 +395,20 @@ class Checkpointer:
                 self._release(cancelled)
                 why = why or self._await_all(acknowledged, cancelled)
                 if why is None:
-                    store.commit(path, record.with_files(store.marks(path)))
+                    store.commit(path, replace(record, files=store.marks(path)))
                 else:
                     store.delete(self._directory, name)
             if why is None:
-                self._last = CheckpointRef(name.generation, name.step, name.directory)
-                self._problem = self._failure = None
+                self.last_committed = CheckpointRef(name.generation, name.step, name.directory)
+                self.problem = self.failure = None
             else:
-                self._problem = f"Checkpoint {name.directory} was not committed: {why}"
+                self.problem = f"Checkpoint {name.directory} was not committed: {why}"
         except BaseException as error:  # DCP's exception is a BaseException; training must not die of any error here
-            self._problem = (
+            self.problem = (
                 f"Checkpoint {name.directory} could not be written to {self._directory} ({store.first_line(error)}). "
                 f"Check the volume's space and permissions; training goes on without it."
             )
-            self._failure = self._problem
+            self.failure = self.problem
             if began:
                 with contextlib.suppress(OSError):
                     store.delete(self._directory, name)
@@ -469,7 +453,7 @@ class Checkpointer:
                     f"not every process of the model group had written its part after {within_s:g} s. Check the volume of "
                     f"{self._directory}, its mounts on the nodes of the first model group's workers, and their logs."
                 )
-                self._failure = f"Checkpoint {name.directory} was not committed: {why}"
+                self.failure = f"Checkpoint {name.directory} was not committed: {why}"
                 return why
             cancelled.wait(0.02)
         return None

@@ -8,9 +8,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
@@ -75,10 +75,6 @@ class Commit:
     """Digest of the samples of the first `step` steps."""
     files: Mapping[str, FileMark] = field(default_factory=dict)
 
-    def with_files(self, files: Mapping[str, FileMark]) -> "Commit":
-        """Return the record with the marks of the files that were written."""
-        return replace(self, files=files)
-
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the record in hex. The record has the hash of every file, so equal fingerprints mean equal states."""
@@ -86,17 +82,21 @@ class Commit:
 
     def to_json(self) -> str:
         """Return the text of COMMIT.json."""
-        record = {
-            "jobUID": self.job_uid,
-            "generation": self.generation,
-            "step": self.step,
-            "stateGeneration": self.state_generation,
-            "parentGeneration": self.parent_generation,
-            "startStep": self.start_step,
-            "digest": self.digest,
-            "files": {name: {"size": mark.size, "sha256": mark.sha256} for name, mark in self.files.items()},
-        }
+        record = {key: getattr(self, name) for name, (key, _) in _KEYS.items()}
+        record["files"] = {name: asdict(mark) for name, mark in self.files.items()}
         return json.dumps(record, indent=2) + "\n"
+
+
+_KEYS: Mapping[str, tuple[str, type]] = {
+    "job_uid": ("jobUID", str),
+    "generation": ("generation", int),
+    "step": ("step", int),
+    "state_generation": ("stateGeneration", int),
+    "parent_generation": ("parentGeneration", int),
+    "start_step": ("startStep", int),
+    "digest": ("digest", str),
+}
+"""Key and type in COMMIT.json of each field of Commit but `files`."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,10 @@ def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
     """Return the record in a COMMIT.json. Raises CheckpointError if it is damaged, or of another checkpoint or job."""
     try:
         raw = json.loads(text)
-        commit = Commit(
-            job_uid=_typed(raw, "jobUID", str),
-            generation=_typed(raw, "generation", int),
-            step=_typed(raw, "step", int),
-            state_generation=_typed(raw, "stateGeneration", int),
-            parent_generation=_typed(raw, "parentGeneration", int),
-            start_step=_typed(raw, "startStep", int),
-            digest=_typed(raw, "digest", str),
-            files={
-                file: FileMark(_typed(mark, "size", int), _typed(mark, "sha256", str))
-                for file, mark in _typed(raw, "files", dict).items()
-            },
-        )
+        values: dict[str, Any] = {name: _typed(raw, key, kind) for name, (key, kind) in _KEYS.items()}
+        marks = _typed(raw, "files", dict).items()
+        files = {file: FileMark(_typed(mark, "size", int), _typed(mark, "sha256", str)) for file, mark in marks}
+        commit = Commit(**values, files=files)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise skipped(name.directory, f"its COMMIT.json is damaged ({error}).") from error
     if (commit.generation, commit.step) != (name.generation, name.step):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from regroup.checkpoint.tree import Part
+from regroup.checkpoint.tree import Part, leaves, mapped
 from regroup.errors import StateError
 from regroup.layout import PIPELINE
 
@@ -101,28 +101,16 @@ def around(
     return made(local.detach(), spec, requires_grad=False)  # type: ignore[no-any-return]
 
 
-def apart(value: Any, name: str = "") -> Any:
+def apart(value: Any) -> Any:
     """Return a tree with a Part in place of each DTensor. Raises StateError that names a DTensor that cannot be saved."""
     if mesh is None:
         return value
-    if is_split(value):
-        return part_of(value, name)
-    if isinstance(value, dict):
-        return {key: apart(one, f"{name}.{key}" if name else str(key)) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(apart(one, f"{name}.{i}") for i, one in enumerate(value))
-    return value
+    return mapped(value, lambda name, one: part_of(one, name) if is_split(one) else one)
 
 
 def joined(value: Any) -> Any:
     """Return a tree with a DTensor in place of each Part."""
-    if isinstance(value, Part):
-        return whole(value)
-    if isinstance(value, dict):
-        return {key: joined(one) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(joined(one) for one in value)
-    return value
+    return mapped(value, lambda _, one: whole(one) if isinstance(one, Part) else one)
 
 
 def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -153,14 +141,6 @@ def writes(value: Any) -> bool:
     return all(split.get(dim) or place == 0 for dim, place in at.items())
 
 
-def parts_in(value: Any, name: str = "") -> dict[str, Part]:
+def parts_in(value: Any) -> dict[str, Part]:
     """Return the Parts of a tree by the dotted paths that DCP gives them."""
-    if isinstance(value, Part):
-        return {name: value}
-    if isinstance(value, dict):
-        items: Any = value.items()
-    elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    else:
-        return {}
-    return {key: part for k, one in items for key, part in parts_in(one, f"{name}.{k}" if name else str(k)).items()}
+    return {name: one for name, one in leaves(value).items() if isinstance(one, Part)}

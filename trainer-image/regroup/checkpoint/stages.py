@@ -4,10 +4,11 @@ An optimizer's state_dict knows its parameters by number, and each process of a 
 the parameters' names by optimizer and param group (`NAMES`). Trees here have a `Stored` in place of each tensor.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .errors import CheckpointError
+from .tree import leaves, mapped
 
 NAMES = "parameters"
 """Section of a saved tree with the names of the optimizers' parameters: [optimizer][param group][parameter]."""
@@ -30,27 +31,14 @@ class Keys(dict[str, Any]):
         return Stored(key)
 
 
-def stored(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Stored]]:
-    """Yield each Stored of a tree with its dotted path."""
-    if isinstance(value, Stored):
-        yield ".".join(path), value
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from stored(one, (*path, str(key)))
-    elif isinstance(value, (list, tuple)):
-        for i, one in enumerate(value):
-            yield from stored(one, (*path, str(i)))
+def stored(value: Any) -> dict[str, Stored]:
+    """Return each Stored of a tree by its dotted path."""
+    return {path: one for path, one in leaves(value).items() if isinstance(one, Stored)}
 
 
 def with_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the tree with a tensor in place of each Stored."""
-    if isinstance(value, Stored):
-        return tensors[value.key]
-    if isinstance(value, dict):
-        return {key: with_tensors(one, tensors) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(with_tensors(one, tensors) for one in value)
-    return value
+    return mapped(value, lambda _, one: tensors[one.key] if isinstance(one, Stored) else one)
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, str]]]:
@@ -71,7 +59,7 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dic
     for part in parts:
         tree = {key: one for key, one in part.items() if key not in (NAMES, ORDER)}
         tree[_OPTIMIZER] = renumbered(part[_OPTIMIZER], part[NAMES], groups)
-        renamed.append({one.key: path for path, one in stored(tree)})
+        renamed.append({one.key: path for path, one in stored(tree).items()})
         whole = _union(whole, tree)
     whole[_OPTIMIZER] = _grouped(
         whole[_OPTIMIZER], [part[_OPTIMIZER] for part in parts], [part[NAMES] for part in parts], groups

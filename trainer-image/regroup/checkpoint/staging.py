@@ -18,13 +18,12 @@ from typing import Any, Protocol
 import torch
 
 from .shards import local_of
+from .tree import aligned
 
 BUFFER_BYTES = 32 << 20
 """Size of a pinned buffer. Tensors in host memory are copied in pieces of this size, between which other threads can run."""
 NUM_BUFFERS = 2
 """Number of pinned buffers: the device fills one while the host empties the other."""
-_ALIGN = 64
-"""Alignment of tensors in a buffer, in bytes."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor to read, and host memory of the same shape and dtype to write to."""
@@ -193,7 +192,7 @@ def _through(engine: Engine, mark: Any, pairs: Iterable[Pair]) -> None:
                 staged = buffer[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 staged.copy_(tensor, non_blocking=True)
                 moving.append((staged, place))
-                offset += _aligned(tensor.nbytes)
+                offset += aligned(tensor.nbytes)
             full.append((engine.mark(), moving))
         while full:
             _empty(engine, *full.popleft())
@@ -210,7 +209,7 @@ def _batches(pairs: Iterable[Pair], num_bytes: int) -> Iterator[list[Pair]]:
     batch: list[Pair] = []
     size = 0
     for pair in pairs:
-        needed = _aligned(pair[0].nbytes)
+        needed = aligned(pair[0].nbytes)
         if batch and size + needed > num_bytes:
             yield batch
             batch, size = [], 0
@@ -235,10 +234,6 @@ def pieces(pairs: Iterable[Pair], num_bytes: int) -> Iterator[Pair]:
         else:
             length = max(1, len(tensor) * num_bytes // tensor.nbytes)
             yield from pieces(zip(torch.split(tensor, length), torch.split(place, length)), num_bytes)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGN) * _ALIGN
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -84,17 +84,14 @@ def write_data(directory: Path, name: Name, job_uid: str, structure: str, tensor
     The tensors are on the host and must not change meanwhile. Raises OSError and DCP's exceptions; its CheckpointException is a
     BaseException.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     directory.mkdir(parents=True, exist_ok=True)
-    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    aside, path = _paths(directory, name)
     for leftover in (aside, path):
         shutil.rmtree(leftover, ignore_errors=True)  # an attempt of this generation that was never committed
     aside.mkdir()
     _write_durably(aside / _JOB, job_uid.encode())
     state = _with_structure(_for_dcp(trees.unpack(structure, tensors)), structure)
-    save(state, storage_writer=FileSystemWriter(aside, single_file_per_rank=True, sync_files=True), no_dist=True)
+    _save(state, aside)
     _fsync(aside)
     aside.rename(path)
     _fsync(directory)
@@ -109,10 +106,7 @@ def write_part(
     A part is a DCP checkpoint with this process's pieces; that of process 0 also has everything that is not split. A complete part
     is not written again, since process 0 may be joining it. Raises the exceptions of `write_data`.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    aside, path = _paths(directory, name)
     part, complete = aside / f"{_PART}{inner}.writing", aside / f"{_PART}{inner}"
     if complete.is_dir() or path.is_dir():  # in this order, since joined parts have moved to `path`
         return
@@ -132,12 +126,7 @@ def write_part(
             state |= {key: tensor for key, tensor in tensors.items() if key not in shards.parts_in(tree)}
     elif inner == 0:
         state = _with_structure(_for_dcp(tree), structure)
-    save(
-        state,
-        storage_writer=FileSystemWriter(part, single_file_per_rank=True, sync_files=True),
-        planner=_piece_planner(),
-        no_dist=True,
-    )
+    _save(state, part, _piece_planner())
     _fsync(part)
     part.rename(complete)
     _fsync(aside)
@@ -145,7 +134,7 @@ def write_part(
 
 def has_parts(directory: Path, name: Name, count: int) -> bool:
     """Return whether all `count` processes of the model group have written their parts."""
-    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    aside, path = _paths(directory, name)
     return path.is_dir() or all((aside / f"{_PART}{inner}").is_dir() for inner in range(count))
 
 
@@ -154,7 +143,7 @@ def join_parts(directory: Path, name: Name, count: int) -> Path:
 
     Raises OSError and CheckpointError.
     """
-    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    aside, path = _paths(directory, name)
     if path.is_dir():  # an earlier attempt at this checkpoint has joined the parts, and has not committed it
         return path
     joined: Any = None
@@ -170,10 +159,7 @@ def join_parts(directory: Path, name: Name, count: int) -> Path:
         joined = index if joined is None else _joined(joined, index)
     if nested is not None:
         joined.planner_data = nested
-    with open(aside / _INDEX, "wb") as stream:
-        pickle.dump(joined, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
+    _write_durably(aside / _INDEX, pickle.dumps(joined))
     _fsync(aside)
     aside.rename(path)  # moves the parts as well, so that a process finds its own part before or after
     for part in path.glob(f"{_PART}*"):
@@ -190,15 +176,13 @@ def _write_rest(aside: Path, count: int) -> tuple[list[dict[str, str]], Any]:
     and nothing is written, if the model is no pipeline.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
 
     files = [aside / f"{_PART}{inner}" / _OF_PART for inner in range(count)]
     if not files[0].exists():
         return [{} for _ in files], None
     whole, renamed = stages.merged([trees.unpack(file.read_text(), stages.Keys(), are_whole=True) for file in files])
-    keys = {path: torch.empty(0) for path, _ in stages.stored(whole)}
-    whole = stages.with_tensors(whole, {one.key: torch.empty(0) for _, one in stages.stored(whole)})
+    keys = stages.stored(whole)
+    whole = stages.with_tensors(whole, {one.key: torch.empty(0) for one in keys.values()})
     structure, tensors = trees.pack(whole)
     assert tensors.keys() == keys.keys()
     planner = DefaultSavePlanner()
@@ -206,12 +190,7 @@ def _write_rest(aside: Path, count: int) -> tuple[list[dict[str, str]], Any]:
     rest = {key: one for key, one in planner.state_dict.items() if key not in keys}
     part = aside / f"{_PART}{count}"
     part.mkdir()
-    save(
-        rest,
-        storage_writer=FileSystemWriter(part, single_file_per_rank=True, sync_files=True),
-        planner=_piece_planner(),
-        no_dist=True,
-    )
+    _save(rest, part, _piece_planner())
     return [*renamed, {}], planner.mappings
 
 
@@ -281,9 +260,9 @@ def read_commit(directory: Path, name: Name, job_uid: str) -> CheckpointInfo:
 
 def verify(info: CheckpointInfo) -> None:
     """Compare every file with the record. Raises CheckpointError at the first difference."""
-    lacks = {".metadata"} - set(info.commit.files)
+    lacks = {_INDEX} - set(info.commit.files)
     if lacks or not any(file.endswith(".distcp") for file in info.commit.files):
-        raise skipped(info.name.directory, f"its COMMIT.json lists no {'.metadata' if lacks else 'data'} file.")
+        raise skipped(info.name.directory, f"its COMMIT.json lists no {_INDEX if lacks else 'data'} file.")
     for file, want in info.commit.files.items():
         path = Path(info.path, file)
         try:
@@ -324,7 +303,7 @@ def read_data(path: Path, like: Like | None = None, choose: Choose | None = None
             tree = _chosen(path, tree, choose)
         state = {
             one.key: _target(index[one.key], like(key, tuple(index[one.key].size)) if like is not None else None)
-            for key, one in stages.stored(tree)
+            for key, one in stages.stored(tree).items()
         }
         load(state, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
     except CheckpointError:
@@ -350,7 +329,7 @@ def _target(entry: Any, like: torch.Tensor | None) -> torch.Tensor:
 
 def job_of(directory: Path, name: Name) -> str | None:
     """Return the UID of the job that began a checkpoint, or None if it is not known."""
-    for path in (directory / name.directory, directory / f"{ASIDE}{name.directory}"):
+    for path in reversed(_paths(directory, name)):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return (path / _JOB).read_text(encoding="utf-8")
     return None
@@ -358,11 +337,11 @@ def job_of(directory: Path, name: Name) -> str | None:
 
 def delete(directory: Path, name: Name) -> None:
     """Delete a checkpoint. COMMIT.json goes first, so that the rest never counts as a checkpoint. Raises OSError."""
-    path = directory / name.directory
+    aside, path = _paths(directory, name)
     with contextlib.suppress(FileNotFoundError):
         (path / COMMIT).unlink()
         _fsync(path)
-    for part in (path, directory / f"{ASIDE}{name.directory}"):
+    for part in (path, aside):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(part)
 
@@ -407,7 +386,7 @@ def _reader(path: Path) -> Any:
 
     class Reader(FileSystemReader):
         def read_metadata(self, *_args: Any, **_kwargs: Any) -> Any:
-            with open(path / ".metadata", "rb") as file:
+            with open(path / _INDEX, "rb") as file:
                 return Unpickler(file).load()
 
         def read_data(self, plan: Any, planner: Any) -> Any:
@@ -460,6 +439,20 @@ def _mark(file: Path) -> FileMark:
     with open(file, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return FileMark(stream.tell(), digest)
+
+
+def _paths(directory: Path, name: Name) -> tuple[Path, Path]:
+    """Return the directory in which a checkpoint is written aside, and the one in which it is read."""
+    return directory / f"{ASIDE}{name.directory}", directory / name.directory
+
+
+def _save(state: dict[str, Any], directory: Path, planner: Any = None) -> None:
+    """Write a DCP checkpoint of this process, durably."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = FileSystemWriter(directory, single_file_per_rank=True, sync_files=True)
+    save(state, storage_writer=writer, planner=planner, no_dist=True)
 
 
 def _write_durably(path: Path, data: bytes) -> None:

@@ -6,7 +6,7 @@ optimizer without a state.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,5 +148,26 @@ def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
-        end += -(-size // _ALIGN) * _ALIGN
+        end += aligned(size)
     return offsets, end
+
+
+def aligned(num_bytes: int) -> int:
+    """Return a size rounded up to the alignment of tensors."""
+    return -(-num_bytes // _ALIGN) * _ALIGN
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], path: tuple[str, ...] = ()) -> Any:
+    """Return a tree with `change(dotted path, leaf)` in place of each leaf. Dicts, lists and tuples are no leaves."""
+    if isinstance(value, dict):
+        return {key: mapped(one, change, (*path, str(key))) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(mapped(one, change, (*path, str(i))) for i, one in enumerate(value))
+    return change(".".join(path), value)
+
+
+def leaves(value: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their dotted paths."""
+    found: dict[str, Any] = {}
+    mapped(value, found.__setitem__)
+    return found

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from regroup.checkpoint.checkpointer import Origin
 from regroup.errors import GenerationChanged, GroupBroken
 from regroup.protocol.local import COMPLETE, PruneLocally
 from regroup.protocol.state import StatePair
-from regroup.state.durable import Durable, Origin
+from regroup.state.durable import Durable
 from regroup.state.training import CommitRecord
 
 from .adoption import Block

@@ -15,6 +15,7 @@ import torch
 
 from regroup import accelerator, cannot_run
 from regroup.checkpoint import CheckpointError, CheckpointInfo, ImportMissing
+from regroup.checkpoint.checkpointer import Origin
 from regroup.data import SamplePlan
 from regroup.errors import (
     BackendError,
@@ -41,7 +42,7 @@ from regroup.protocol.local import (
 )
 from regroup.protocol.state import StatePair
 from regroup.protocol.text import shorten
-from regroup.state.durable import Durable, Origin
+from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 

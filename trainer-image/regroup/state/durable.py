@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regroup.checkpoint import Checkpointer, CheckpointInfo, store
-from regroup.checkpoint.checkpointer import Origin as Origin  # for who has a session's durable tier
+from regroup.checkpoint.checkpointer import Origin
 from regroup.checkpoint.shards import apart
 from regroup.data import SamplePlan
 from regroup.protocol import env

@@ -40,7 +40,7 @@ class Together:
         return {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the state of each optimizer by its number."""
         for i, optimizer in enumerate(self.optimizers):
             optimizer.load_state_dict(state[str(i)])
 

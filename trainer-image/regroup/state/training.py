@@ -77,7 +77,8 @@ class TrainingState:
         """Record of the commit that made this state. None for a state from a checkpoint."""
         self.torn = False
         """The tensors are unusable, because a copy of another rank's state into them was cut off."""
-        self._pair: StatePair | None = None
+        self.pair: StatePair | None = None
+        """Name of the state. Only `named` and `begin_change` set it."""
         self.staging = Staging(model.buffers)
         """Copies of the state to host memory."""
         self.before_change: Callable[[], None] = self.staging.settle
@@ -96,17 +97,13 @@ class TrainingState:
             raise UsageError(f'state["{name}"] has a name that the session uses. Choose another.')
 
     @property
-    def pair(self) -> StatePair | None:
-        return self._pair
-
-    @property
     def step(self) -> int:
         """Number of committed steps; 0 without a named state."""
-        return self._pair.step if self._pair is not None else 0
+        return self.pair.step if self.pair is not None else 0
 
     def named(self, pair: StatePair, adopted: int) -> None:
         """Name the state that this process holds, after adoption or a commit."""
-        self._pair, self.adopted = pair, adopted
+        self.pair, self.adopted = pair, adopted
 
     def committed(self, record: CommitRecord, adopted: int) -> None:
         """Name the state after a commit by the commit's record, and keep the record."""
@@ -132,18 +129,12 @@ class TrainingState:
 
         In a pipeline that is the part with its layers. The optimizer's parameters get the numbers of this process's optimizer.
         """
-        names, own = tree.pop(stages.NAMES, None), self._names()
-        if names is not None and {name for one in own for group in one for name in group} <= set(tree["model"]):
-            tree["optimizer"] = stages.chosen(
-                tree["optimizer"], names, own
-            )  # else the model does not fit, which is said
+        names, own = tree.pop(stages.NAMES), self._names()
+        # A model that does not fit is refused by `load`.
+        if {name for one in own for group in one for name in group} <= set(tree["model"]):
+            tree["optimizer"] = stages.chosen(tree["optimizer"], names, own)
         if not shards.is_pipelined():
             return tree
-        if names is None:
-            raise CheckpointError(
-                "It does not say which parameters its optimizer has, so it cannot be cut into the stages of a pipeline: an older "
-                "release wrote it. Continue it once without a pipeline, and let it save."
-            )
         parts = {"model": self.model, **self.extra}
         for name, held in (("model", tree), *((name, tree["state"]) for name in self.extra)):
             if isinstance(parts[name], torch.nn.Module) and isinstance(held.get(name), dict):
@@ -229,4 +220,4 @@ class TrainingState:
     def begin_change(self) -> None:
         """Take the state's name away before a change, until `named`. Nobody copies a state without a name."""
         self.before_change()
-        self._pair, self.adopted, self.record = None, 0, None
+        self.pair, self.adopted, self.record = None, 0, None
