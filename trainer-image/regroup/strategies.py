@@ -1,4 +1,4 @@
-"""How the work of a job is split over its ranks: what a script passes as `regroup.session(strategy=...)`.
+"""Descriptions of how the work of a job is split over its ranks. A script passes one as `regroup.session(strategy=...)`.
 
 Only descriptions: one frozen class for each strategy, checked when it is made. Pure, without torch, so that a configuration can
 be read where torch is not installed. What does the work is in `regroup.parallel`, and `regroup.job.make_strategy` goes from one
@@ -13,7 +13,7 @@ from .errors import UsageError
 HOOKS = ("fp16", "bf16")
 """Formats that gradients may be rounded to for the sum over ranks."""
 ALGORITHMS = ("library", "ring")
-"""What sums gradients over ranks."""
+"""Algorithms that sum gradients over ranks."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PowerSGD:
     PowerSGD, 2019)."""
 
     rank: int = 1
-    """Of the approximation. 1 to 4 are usual; larger is more exact and slower."""
+    """Rank of the approximation. 1 to 4 are usual; larger is more exact and slower."""
     start_step: int = 1000
     """Steps before this one sum gradients as they are: compressed gradients may lead the first steps astray."""
     min_compression: float = 2.0
@@ -42,10 +42,10 @@ class DataParallel:
     """Each rank has a whole copy of the model, and gradients are summed over ranks in each step. The default."""
 
     hook: str | PowerSGD | None = None
-    """How gradients are compressed for the sum: "fp16", "bf16", a PowerSGD, or None: as they are."""
+    """Compression of gradients for the sum: "fp16", "bf16", a PowerSGD, or None: as they are."""
     algorithm: str = "library"
-    """What sums them: "library", the all-reduce of gloo or NCCL; or "ring", the one written out in regroup/parallel/ring.py, to
-    read and to compare with."""
+    """Algorithm that sums them: "library", the all-reduce of gloo or NCCL; or "ring", the one written out in
+    regroup/parallel/ring.py, to read and to compare with."""
     uneven: bool = False
     """Ranks that take longer for a microbatch get fewer of them. False: all get equally many."""
 
@@ -80,17 +80,17 @@ class LocalSGD:
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo:
-    """As LocalSGD, but a commit takes the mean change of the parameters for a gradient, and makes a step of SGD with Nesterov
-    momentum with it (Douillard et al. 2023). The defaults are that paper's."""
+    """LocalSGD in which a commit takes the mean change of the parameters for a gradient. It makes a step of SGD with Nesterov
+    momentum with it (Douillard and others, 2023). The defaults are that paper's."""
 
     inner_steps: int
     """Optimizer steps of each rank in one step of the session, at least 1."""
     max_norm: float | None = None
     """The norm of each inner step's gradient is clipped to it; None: no clipping."""
     outer_learning_rate: float = 0.7
-    """Of the step that a commit makes. 1 without momentum would be LocalSGD."""
+    """Learning rate of the step that a commit makes. 1 without momentum would be LocalSGD."""
     outer_momentum: float = 0.9
-    """Of the same step; above 0 and below 1."""
+    """Momentum of the same step; above 0 and below 1."""
 
     def __post_init__(self) -> None:
         _check_rounds(self)
@@ -111,7 +111,7 @@ class ParameterServer:
     commit of the session is a *version* of the server's parameters. A second rank, the standby, holds a copy of each."""
 
     staleness: int | None = 0
-    """A gradient that was computed on version b is applied to version k only if k - b is at most this; else it is refused and its
+    """A gradient that was computed on version b is applied to version k only if k - b is at most this. Else it is refused and its
     microbatch is dealt again. 0: synchronous. None: no bound, asynchronous SGD."""
     shares_per_version: int | None = None
     """Microbatches whose gradients make a version. None: all of a global batch with staleness 0, else one. Fewer than there are
@@ -148,7 +148,7 @@ class RateScaling:
 
 
 Description = DataParallel | LocalSGD | DiLoCo | ParameterServer
-"""What `strategy` may be."""
+"""The descriptions that `strategy` may be."""
 
 
 def _check_rounds(description: LocalSGD | DiLoCo) -> None:

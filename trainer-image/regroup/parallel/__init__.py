@@ -1,4 +1,5 @@
-"""How the work of a step is split over the ranks: `strategy` the seam, then one file for each: `ddp`, `exact`, `local_steps`.
+"""The strategies that split the work of a step over the ranks. `strategy` is the seam, and each strategy has a file: `ddp`,
+`exact`, `local_steps`.
 
 What they share: `gradients` flat buckets, `buffers` running statistics, `fingerprint` what is compared.
 """

@@ -32,9 +32,9 @@ def ranks_of(mesh: Any, dimension: str, caller: str) -> int:
 def all_to_all(rows: torch.Tensor, mesh: Any, sent: Sizes | None = None, received: Sizes | None = None) -> torch.Tensor:
     """Return the rows that came, in rank order. `rows`: [rows, ...], those for the first rank first.
 
-    mesh: one dimension, such as mesh["expert"]; all its ranks call this, in forward and in backward. sent, received: number of rows
-    for and from each rank. None: equally many for each. Raises what `Groups.wait` does; of rows on a GPU, what `Groups.order` does:
-    the host does not wait for them.
+    `mesh` has one dimension, such as mesh["expert"]; all its ranks call this, in forward and in backward. `sent` and `received` are
+    the numbers of rows for and from each rank; None: equally many for each. Raises what `Groups.wait` does; for rows on a GPU, what
+    `Groups.order` does: the host does not wait for them.
     """
     moved: torch.Tensor = _AllToAll.apply(rows, mesh.get_group(), sent, received)  # type: ignore[no-untyped-call]
     return moved
@@ -65,7 +65,7 @@ def _exchange(rows: torch.Tensor, group: Any, sent: Sizes | None, received: Size
 
 
 class Coming(NamedTuple):
-    """What one rank sends to this one, on its way."""
+    """A tensor on its way from one rank to this one."""
 
     work: Any
     rows: torch.Tensor | None

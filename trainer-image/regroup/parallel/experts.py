@@ -1,7 +1,7 @@
 """Expert parallelism: a layer has many experts, each rank holds some of them, and each token is computed where its experts are.
 
-Ranks compute different samples. Two all-to-alls carry tokens to their experts and the results back, however many that are for
-each rank: no token is dropped, and none is padded. `MixtureOfExperts` is a layer to use and to read; `through_experts` is what a
+Ranks compute different samples. Two all-to-alls carry tokens to their experts and the results back. They carry any number for each
+rank: no token is dropped, and none is padded. `MixtureOfExperts` is a layer to use and to read; `through_experts` is what a
 layer of your own needs. The gradient of an expert comes from the tokens of all ranks of the group, because backward takes the same
 way. So it is complete inside the group; a session sums it over groups only, and sees by its DTensor that it is split.
 
@@ -88,11 +88,11 @@ def through_experts(
 ) -> torch.Tensor:
     """Return what the chosen experts make of each token: [tokens, k, width], in the order of `chosen`.
 
-    tokens: [tokens, width], of this rank. chosen: [tokens, k], int64: numbers of experts; the first rank of the mesh holds the
-    first of them, and so on. compute(rows, counts) is called once, with [rows, width], the tokens for the experts of this rank in
-    their order, and the number of rows for each of these; it returns as many rows, of any width. mesh: mesh["expert"], all of whose
-    ranks call this as often; None: all experts are here. Raises UsageError for a number of experts that the ranks do not divide,
-    and for one that does not exist.
+    `tokens` are this rank's: [tokens, width]. `chosen` has numbers of experts: [tokens, k], int64. The first rank of the mesh holds
+    the first experts, and so on. `compute(rows, counts)` is called once. `rows` are the tokens for this rank's experts in their
+    order, [rows, width], and `counts` the number of rows for each of them. It returns as many rows, of any width. `mesh` is
+    mesh["expert"], all of whose ranks call this as often; None: all experts are here. Raises UsageError for a number of experts
+    that the ranks do not divide, and for an expert that does not exist.
     """
     ranks, k = ranks_of(mesh, EXPERT, "regroup.through_experts"), chosen.shape[1]
     _check(num_experts, ranks)

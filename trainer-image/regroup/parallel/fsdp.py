@@ -1,7 +1,7 @@
 """FSDP2 inside a model group: what a session needs of the modules that `fully_shard` made.
 
 FSDP2 averages over its group and hangs its state on the modules. Here the sum over all samples is divided once, by the weight of
-the batch; and a forward or backward that was cut off leaves parameters gathered and gradients half reduced.
+the batch. A forward or backward that was cut off leaves parameters gathered and gradients half reduced.
 """
 
 import sys
@@ -33,7 +33,7 @@ def sum_gradients(model: torch.nn.Module) -> None:
 
 
 class Uses:
-    """Which split parameters got a gradient on this rank: what FSDP2 hands over is the sum, which all ranks of the group get."""
+    """Watches which split parameters got a gradient on this rank. FSDP2 hands over the sum, which all ranks of the group get."""
 
     def __init__(self, model: torch.nn.Module, on_use: Callable[[torch.Tensor], None]) -> None:
         """`on_use(split parameter)` is called from autograd for each, before its sum begins."""
@@ -45,7 +45,8 @@ class Uses:
         ]
         self._on_use = on_use
         self._watched: dict[int, tuple[torch.Tensor, Any]] = {}
-        """By place in `_parameters`: the gathered parameter, which torch makes when it is first used, and the hook's handle."""
+        """The gathered parameter, which torch makes when it is first used, and the hook's handle. The key is a place in
+        `_parameters`."""
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]:
@@ -94,8 +95,8 @@ def begin_anew(model: torch.nn.Module) -> None:
 
 
 class Order:
-    """In which order this rank has run the modules of a step, as a hash: ranks of a group gather their parameters together, so one
-    that runs other modules would compute with those of another one, if they have the same size."""
+    """The order in which this rank has run the modules of a step, as a hash. Ranks of a group gather their parameters together. A
+    rank that runs another module than the others would compute with that module's parameters, if they have the same size."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.hash = 0

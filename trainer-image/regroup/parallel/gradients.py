@@ -43,7 +43,7 @@ class Bucket:
         there who has reduced a step must have all that its apply needs (rule REDUCED)."""
         self.views: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor] = []
-        """What is attached: a view, or a DTensor around it."""
+        """The gradients that are attached: views, or DTensors around them."""
         offset = 0
         for parameter, one in zip(self.parameters, local):
             # An optimizer may go through the memory of parameter and gradient side by side, as fused ones do.
@@ -99,7 +99,7 @@ class Gradients:
         self._uses = Uses(model, self._used_here)
         at = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         self._places = {id(one): at[id(one)] for one in self._uses.parameters if id(one) in at}
-        """By id: places of those whose gradient comes as the sum of a model group."""
+        """Places of the parameters whose gradient comes as the sum of a model group. The key is the parameter's id."""
         self._summed = frozenset(self._places.values())
         self._handles = [
             cast(Any, parameter).register_post_accumulate_grad_hook(self._hook(bucket, index, on_gradient))
@@ -131,7 +131,7 @@ class Gradients:
             bucket.clear()
 
     def watch(self) -> None:
-        """A backward begins."""
+        """Watch what the backward that begins now uses."""
         self._uses.watch()
 
     @property

@@ -1,7 +1,7 @@
-"""How a bucket of gradients is summed over ranks: as it is, or rounded to 16 bits for the way. (`powersgd` is a third.)
+"""Communication hooks: they sum a bucket of gradients over ranks, as it is or rounded to 16 bits. (`powersgd` is a third.)
 
-DDP calls it a communication hook. Torch's own take a bucket of DDP's reducer and mean over ranks; ours sum, because ranks have
-unequal shares, and say when a step is committed, because an interrupted one is done again with what was kept before it.
+The name is DDP's. Torch's own hooks take a bucket of DDP's reducer and average over ranks. Ours sum, because ranks have unequal
+shares. They also learn when a step is committed: an interrupted one is done again with what was kept before it.
 """
 
 import math
@@ -16,8 +16,8 @@ from .gradients import Bucket
 from .host import bits_of, to_host
 
 _TARGET = 10
-"""The largest gradient of the last step is scaled to about 2^10 in fp16, which ends at 2^16: there is room for it to grow, and for
-parts of the sum that cancel out."""
+"""The largest gradient of the last step is scaled to about 2^10 in fp16, which ends at 2^16. That leaves room for it to grow, and
+for parts of the sum that cancel out."""
 _MAX_EXPONENT = 100
 """A scale must be a normal number in float32."""
 
@@ -30,15 +30,15 @@ class Hook(Protocol):
     """`send` depends on the step's number, which is not known while the first backward of a generation runs."""
 
     def begin_generation(self, groups: Groups | None) -> None:
-        """Other ranks than before. None: there is nobody else."""
+        """Take the groups of a new generation. None: no other rank is there."""
         ...
 
     def forget(self) -> None:
-        """This rank's state has been replaced by a copy of another rank's: what it kept for itself belongs to the old one."""
+        """Drop what was kept for this rank's old state: a copy of another rank's has replaced it."""
         ...
 
     def begin_step(self) -> None:
-        """What was sent before and is not committed is thrown away."""
+        """Drop what was sent and is not committed."""
         ...
 
     def send(self, groups: Groups | Part, bucket: Bucket, step: int) -> Pending:
@@ -46,15 +46,16 @@ class Hook(Protocol):
         ...
 
     def finish(self, groups: Groups | Part) -> None:
-        """All that `send` started has ended: leave the sums in the buckets."""
+        """Leave the sums in the buckets: all that `send` started has ended."""
         ...
 
     def alone(self, bucket: Bucket) -> None:
-        """Instead of `send`, where there is nobody else."""
+        """Take the place of `send` where no other rank is there."""
         ...
 
     def commit(self, used: bytes) -> None:
-        """The step is applied. `used`: one byte for each parameter, 1 where any rank had a gradient."""
+        """Keep what the applied step leaves for the next one. `used` has a 1 for each parameter that any rank had a gradient
+        for."""
         ...
 
 
@@ -64,26 +65,26 @@ class Plain:
     needs_step = False
 
     def begin_generation(self, groups: Groups | None) -> None:
-        """See Hook."""
+        """Do nothing: nothing is kept between steps."""
 
     def forget(self) -> None:
-        """See Hook."""
+        """Do nothing: nothing is kept between steps."""
 
     def begin_step(self) -> None:
-        """See Hook."""
+        """Do nothing: nothing is kept between steps."""
 
     def send(self, groups: Groups | Part, bucket: Bucket, step: int) -> Pending:  # noqa: ARG002
-        """See Hook."""
+        """Start to sum the bucket in place."""
         return launch_sum(groups, bucket.flat)
 
     def finish(self, groups: Groups | Part) -> None:
-        """See Hook."""
+        """Do nothing: the sums are in the buckets."""
 
     def alone(self, bucket: Bucket) -> None:
-        """See Hook."""
+        """Do nothing: the bucket is its own sum."""
 
     def commit(self, used: bytes) -> None:
-        """See Hook."""
+        """Do nothing: nothing is kept between steps."""
 
 
 class Rounded(Plain):
@@ -97,21 +98,21 @@ class Rounded(Plain):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._scales: dict[int, float] = {}
-        """By bucket, for fp16. Absent: it is not known yet."""
+        """Scales for fp16, with the bucket's number as key. Absent: it is not known yet."""
         self._next: dict[int, float] = {}
         self._sent: list[tuple[Bucket, torch.Tensor, float]] = []
         """(bucket, what is summed, its scale)."""
 
     def begin_generation(self, groups: Groups | None) -> None:  # noqa: ARG002
-        """See Hook: a rank that joins knows no last sum."""
+        """Forget the scales: a rank that joins knows no last sum."""
         self._scales, self._next = {}, {}
 
     def begin_step(self) -> None:
-        """See Hook."""
+        """Drop the step that was not committed."""
         self._sent, self._next = [], {}
 
     def send(self, groups: Groups | Part, bucket: Bucket, step: int) -> Pending:  # noqa: ARG002
-        """See Hook."""
+        """Start to sum a copy of the bucket that is rounded, and in fp16 scaled."""
         flat, scale = bucket.flat, 1.0
         if flat.is_floating_point() and flat.element_size() > self._dtype.itemsize:
             if self._dtype == torch.bfloat16:
@@ -123,7 +124,7 @@ class Rounded(Plain):
         return launch_sum(groups, flat)
 
     def finish(self, groups: Groups | Part) -> None:
-        """See Hook."""
+        """Put the sums into the buckets. A bucket whose sum has overflowed is summed again as it is."""
         again = []
         if self._dtype == torch.float16:
             # One wait of the host for the device; the sums have been waited for already.
@@ -142,7 +143,7 @@ class Rounded(Plain):
         self._sent = []
 
     def commit(self, used: bytes) -> None:  # noqa: ARG002
-        """See Hook."""
+        """Use the scales that the applied sums suggest."""
         self._scales, self._next = self._next, {}
 
 

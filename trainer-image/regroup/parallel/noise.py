@@ -1,8 +1,8 @@
 """The gradient noise scale: how large a batch may become before more samples a step stop paying off.
 
 Owns the estimators and their averages, which are a part of the state. Reads no gradient: a strategy measures squared norms, and
-the rows carry each rank's own. S. McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1: for a
-gradient G and the covariance Sigma of a sample's gradient, B_simple = tr(Sigma) / |G|^2.
+the rows carry each rank's own. For a gradient G and the covariance Sigma of a sample's gradient, B_simple = tr(Sigma) / |G|^2
+(S. McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1).
 Why so: docs/design/adr/0042-noise-scale.md.
 """
 
@@ -15,18 +15,18 @@ from regroup.bits import float_of
 from .host import Scalar, to_host
 
 DECAY = 0.99
-"""Of both averages, a step: they cover about the last hundred steps."""
+"""Decay of both averages in a step. They cover about the last hundred steps."""
 NAME = "regroup.noise_scale"
-"""Of the part of the state."""
+"""Name of the averages as a part of the state."""
 
 
 class Part(NamedTuple):
     """One rank's own gradient in a step, before the sum over ranks."""
 
     weight: float
-    """Of its samples, as `step.backward` was told."""
+    """Weight of its samples, as `step.backward` was told."""
     norm_squared: float
-    """Of the sum of its samples' gradients. Below 0: it was not measured."""
+    """Squared norm of the sum of its samples' gradients. Below 0: it was not measured."""
 
 
 def weigh(parts: Sequence[Part]) -> tuple[float, float, float] | None:
@@ -58,12 +58,15 @@ class NoiseScale:
         self._signal = self._noise = 0.0
         """Averages of both estimates. They begin at 0, and so are too small by one factor, which their ratio has not."""
         self._pending: tuple[float, float, float, float, Scalar] | None = None
-        """Of the newest step, where the norm of the summed gradient is on the device and was not read: what `weigh` returned, the
-        prescale, and the norm."""
+        """The newest step, if the norm of its summed gradient is still on the device: the result of `weigh`, the prescale, and
+        the norm."""
 
     def add(self, parts: Sequence[Part], norm_squared: Scalar | None, prescale: float) -> None:
-        """A step is applied. parts: of each rank. norm_squared: of the gradient's sum over all ranks, as its bits; None: it was not
-        measured. prescale: what all gradients are multiplied by. Does not wait for the device."""
+        """Take a step that is applied. Does not wait for the device.
+
+        `parts` has one entry for each rank. `norm_squared` has the bits of the squared norm of the gradient's sum over all ranks;
+        None: it was not measured. All gradients were multiplied by `prescale`.
+        """
         self.tell(to_host(self.ask()))
         weighed = weigh(parts)
         if norm_squared is not None and weighed is not None:
@@ -72,11 +75,11 @@ class NoiseScale:
                 self.tell([norm_squared])
 
     def ask(self) -> list[Scalar]:
-        """Return what is to be read from the device, for `tell`."""
+        """Return the scalars of the device that `tell` takes as numbers."""
         return [] if self._pending is None else [self._pending[4]]
 
     def tell(self, values: Sequence[int]) -> None:
-        """Take what the last `ask` has asked for."""
+        """Take the values of the scalars of the last `ask`."""
         if self._pending is None or not values:
             return
         (mean, inverse, inverse_total, prescale, _), self._pending = self._pending, None
@@ -89,7 +92,7 @@ class NoiseScale:
 
     @property
     def known(self) -> float | None:
-        """The noise scale, in the unit of weights, as far as it was read from the device: on a GPU it may lack the newest step.
+        """The noise scale, in the unit of weights. On a GPU it may lack the newest step, which was not read yet.
         None: no step had two ranks with samples yet, or the noise hides the gradient."""
         return self._noise / self._signal if self._signal > 0 and self._noise >= 0 else None
 

@@ -34,7 +34,7 @@ class Pipeline(torch.nn.Module):
         self._schedule, self._rank, self._num_ranks = schedule, rank, num_ranks
         self._num_stages = len(stages)
         self._names = {stage: list(modules) for stage, modules in enumerate(stages) if stage % num_ranks == rank}
-        """Of the modules of this rank's stages."""
+        """Names of the modules of this rank's stages."""
         self.parameter_order = tuple(
             f"{name}.{inner}"
             for modules in stages
@@ -53,7 +53,7 @@ class Pipeline(torch.nn.Module):
 
     @property
     def num_stages(self) -> int:
-        """Of the whole model."""
+        """Number of stages of the whole model."""
         return self._num_stages
 
     @property
@@ -209,7 +209,7 @@ def check_model(model: torch.nn.Module, layout: Layout) -> None:
 
 
 class Work(Protocol):
-    """What one step's microbatches are. They are numbered from 0 in this rank's share."""
+    """The microbatches of one step. They are numbered from 0 in this rank's share."""
 
     def __len__(self) -> int:
         """Number of microbatches."""
@@ -237,7 +237,7 @@ class Work(Protocol):
 
 
 class Backward(Protocol):
-    """See `Strategy.run_backward`."""
+    """Runs a piece of a stage's backward pass (`DataParallel.run_backward`)."""
 
     def __call__(
         self, run: Callable[[], Any], parameters: Sequence[torch.nn.Parameter] = (), *, last: bool = False
@@ -246,16 +246,16 @@ class Backward(Protocol):
 
 @dataclass
 class _Passed:
-    """What a forward pass leaves for the backward pass of the same microbatch."""
+    """The tensors that a forward pass leaves for the backward pass of the same microbatch."""
 
     inputs: list[torch.Tensor]
     """Received: leaves, in the order in which the stage before sent them."""
     outputs: list[torch.Tensor]
-    """Those that need a gradient; of the last stage its loss."""
+    """Outputs that need a gradient. The last stage has its loss here."""
     coming: Coming | None
     """Gradients of the outputs, from the next stage; None: the last stage has none."""
     groups: list[dict[str, Any]] = field(default_factory=list)
-    """What is left to do for the parameters (torch's `stage_backward_input`)."""
+    """Work that is left for the parameters' gradients (torch's `stage_backward_input`)."""
     is_whole: bool = False
     """The backward pass was not cut: it is whole, and done together with that of the parameters."""
 

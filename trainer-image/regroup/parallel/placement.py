@@ -1,4 +1,4 @@
-"""Where in a model group a parameter's gradient is, and so among which ranks it is summed and on which its norm counts. Pure."""
+"""The place of a parameter in a model group. It says among which ranks its gradient is summed and where its norm counts. Pure."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ from regroup.layout import CONTEXT, DATA_DIMS, PIPELINE, Layout
 
 
 class Place(NamedTuple):
-    """Of one parameter. Without a model group: summed among all ranks."""
+    """The place of one parameter. The default, without a model group, is summed among all ranks."""
 
     along: frozenset[str] = frozenset()
-    """Dimensions of the mesh along which the gradient has to be summed, beside the sum over model groups: ranks along them have
+    """Dimensions of the mesh along which the gradient has to be summed, beside the sum over model groups. Ranks along them have
     other samples or other tokens, and torch has not summed it there."""
     counts: bool = True
     """This rank's part counts in the norm; else another rank of its group has the same."""
@@ -29,7 +29,7 @@ def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> 
     if layout.size == 1:
         return Place()
     own: dict[str, bool] = {}
-    """By dimension of its mesh: whether it is split along it."""
+    """For each dimension of its mesh, True if it is split along it."""
     if is_split(parameter):
         dims = parameter.device_mesh.mesh_dim_names or ()  # type: ignore[attr-defined]
         for dim, placement in zip(dims, parameter.placements):  # type: ignore[attr-defined]

@@ -30,18 +30,18 @@ _EXACT = (torch.float32, torch.float64)
 
 @dataclass
 class _Sent:
-    """One bucket on its way. `matrices`: by index of the parameter, its gradient as [n, m], with what was owed; `views`: the part
-    of the bucket that it came from, which is other memory where that is not contiguous."""
+    """One bucket on its way. `matrices` has gradients as [n, m], with what was owed, by index of the parameter. `views` has the
+    parts of the bucket that they came from: other memory, if a part is not contiguous."""
 
     matrices: dict[int, torch.Tensor]
     views: dict[int, torch.Tensor]
     others: list[torch.Tensor]
     flat: torch.Tensor
-    """What is summed: all D_r Q, then the others."""
+    """The tensor that is summed: all D_r Q, then the others."""
 
 
 class LowRank:
-    """See `Hook`: hook=PowerSGD(...)."""
+    """The hook of hook=PowerSGD(...)."""
 
     needs_step = True
 
@@ -57,22 +57,22 @@ class LowRank:
         self._generation = 0
 
     def begin_generation(self, groups: Groups | None) -> None:
-        """See Hook. Q is drawn anew, the same on all ranks: a rank that joins has none, and one that was a commit behind has
-        another. That costs one step with a coarser approximation, whose error is fed back."""
+        """Draw Q anew, the same on all ranks: a rank that joins has none, and one that was a commit behind has another. That costs
+        one step with a coarser approximation, whose error is fed back."""
         self._factors = {}
         self._generation = groups.generation if groups is not None else 0
 
     def forget(self) -> None:
-        """See Hook."""
+        """Owe nothing: the errors belong to a state that this rank no longer has."""
         self._errors = {}
 
     def begin_step(self) -> None:
-        """See Hook."""
+        """Drop the errors and factors of a step that was not committed."""
         self._sent, self._new = [], {}
 
     @torch.no_grad()
     def send(self, groups: Groups | Part, bucket: Bucket, step: int) -> Pending:
-        """See Hook."""
+        """Start to sum D_r Q of each matrix that is compressed, and all else as it is."""
         if step < self._options.start_step:
             return launch_sum(groups, bucket.flat)
         matrices, views, others, lefts = {}, {}, [], []
@@ -93,7 +93,8 @@ class LowRank:
 
     @torch.no_grad()
     def finish(self, groups: Groups | Part) -> None:
-        """See Hook. The second round of each bucket overlaps with the first half of the next one's."""
+        """Sum the right factors and leave P Q^T in the buckets. The second round of each bucket overlaps with the first half of the
+        next one's."""
         rounds = []
         for sent in self._sent:
             sizes = [self._options.rank * matrix.shape[0] for matrix in sent.matrices.values()]
@@ -122,14 +123,14 @@ class LowRank:
 
     @torch.no_grad()
     def alone(self, bucket: Bucket) -> None:
-        """See Hook: nothing is sent, so nothing is owed any more."""
+        """Add what is owed: nothing is sent, so nothing is owed any more."""
         for index, view in zip(bucket.indices, bucket.views):
             if index in self._errors:
                 view.add_(self._errors[index].view(view.shape))
                 self._new[index] = None, None
 
     def commit(self, used: bytes) -> None:
-        """See Hook. What no rank has used is not applied, so it is still owed."""
+        """Keep the new errors and factors. A gradient that no rank has used is not applied, so it is still owed."""
         for index, (error, factor) in self._new.items():
             if used[index]:
                 _put(self._errors, index, error)

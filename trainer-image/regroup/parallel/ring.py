@@ -5,12 +5,12 @@ A tensor is cut into as many chunks as there are ranks. Rank r only ever sends t
     reduce-scatter   W - 1 turns: pass a chunk on, and add the own part to the one that comes. Then rank r has all of chunk r + 1.
     all-gather       W - 1 turns: pass on what is complete, and put what comes in its place.
 
-So each rank sends 2 (W - 1) / W of the tensor, whatever W is (P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms
-for clusters of workstations, 2009). Chunk c is added up in rank order from rank c on, and everybody gets a copy of that sum: the
+So each rank sends 2 (W - 1) / W of the tensor, whatever W is (P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for
+clusters of workstations, 2009). Chunk c is added up in rank order from rank c on, and every rank gets a copy of that sum. So the
 bits are the same on all ranks, and in every run with as many ranks.
 
 A turn is one `alltoall_base` in which a rank has something for its right neighbour only. It is a collective of the whole
-generation, because `Groups.abort` must end every wait: a wait for a single gloo send cannot be cut into slices, and gloo may
+generation, because `Groups.abort` must end every wait. A wait for a single gloo send cannot be cut into slices, and gloo may
 forget a send whose write fails. Over gloo the price is a message without content to each other rank in each turn.
 """
 
@@ -53,23 +53,23 @@ def pass_on(groups: Groups | Part, mine: torch.Tensor, received: torch.Tensor) -
 
 
 class Ring(Plain):
-    """See `Hook`: algorithm="ring". The first turn of a bucket overlaps with backward; the others take turns with those of the
+    """The hook of algorithm="ring". The first turn of a bucket overlaps with backward. The others take turns with those of the
     other buckets."""
 
     def __init__(self) -> None:
         self._sums: list[Iterator[Pending]] = []
 
     def begin_step(self) -> None:
-        """See Hook."""
+        """Drop the sums of a step that was cut off."""
         self._sums = []
 
     def send(self, groups: Groups | Part, bucket: Bucket, step: int) -> Pending:  # noqa: ARG002
-        """See Hook."""
+        """Start the first turn of a bucket."""
         self._sums.append(ring_sum(groups, bucket.flat))
         return next(self._sums[-1])
 
     def finish(self, groups: Groups | Part) -> None:
-        """See Hook."""
+        """Take all other turns."""
         while pending := [turn for sum_ in self._sums if (turn := next(sum_, None)) is not None]:
             groups.wait(pending)
         self._sums = []

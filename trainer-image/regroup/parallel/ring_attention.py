@@ -1,7 +1,7 @@
 """Ring attention (Liu et al., 2023): each rank keeps the queries of its tokens, and keys and values go round.
 
-In each turn a rank computes attention between its queries and the keys and values of one rank, while those of the next rank are on
-their way. The results are merged by their logsumexp. Heads are not exchanged, so there may be any number of them.
+In each turn a rank computes attention between its queries and the keys and values of one rank. Those of the next rank are on
+their way meanwhile. The results are merged by their logsumexp. Heads are not exchanged, so there may be any number of them.
 
 The kernels are torch's own, those below `scaled_dot_product_attention`: they return the logsumexp, and their backward takes that
 of all keys. Why torch's own ring is not used: docs/design/adr/0039-context-and-experts.md.
@@ -29,13 +29,13 @@ _ALIGNED_LSE = 32
 
 
 class Attended(NamedTuple):
-    """What attention gives."""
+    """The result of attention, with what its backward needs."""
 
     output: torch.Tensor
     logsumexp: torch.Tensor
     """[b, h, t]"""
     rest: Any
-    """What else the kernel's backward takes back: that of any block does."""
+    """Further results that the kernel's backward takes back. Those of any block do."""
 
 
 class Kernel(NamedTuple):

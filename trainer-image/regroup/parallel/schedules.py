@@ -1,10 +1,9 @@
-"""In which order a process of a pipeline computes its stages' microbatches. Pure.
+"""The order in which a process of a pipeline computes its stages' microbatches. Pure.
 
-The orders are those of torch.distributed.pipelining (GPipe, 1F1B, interleaved 1F1B, zero bubble 1P), but for one thing: any
-number of
-microbatches fits. What is left over at the end is scheduled as if it were a whole round, and what is not there is left out: that
-changes the order of nothing that is there. A session's number of microbatches follows the number of model groups, so it may be any.
-Who executes an order is `pipeline`; why it is not torch: docs/design/adr/0038-pipelines.md.
+The orders are those of torch.distributed.pipelining (GPipe, 1F1B, interleaved 1F1B, zero bubble 1P), except that any number of
+microbatches fits. A last round that is not full is scheduled as a whole one, and the missing microbatches are left out. That leaves
+the order of the others as it is. A session's number of microbatches follows the number of model groups, so it may be any.
+`pipeline` executes an order. Why torch does not: docs/design/adr/0038-pipelines.md.
 """
 
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = "gpipe", "1f1b", "interleaved", "zero_bubble"
 SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
 FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
-"""What is computed of a microbatch: forward; backward, whole, or cut into that of the stage's input and that of its parameters."""
+"""Kinds of actions for a microbatch: forward; backward, whole, or cut into that of the stage's input and that of its parameters."""
 
 
 class Action(NamedTuple):
@@ -68,7 +67,7 @@ def balanced(weights: list[int], num_parts: int) -> list[int]:
     for weight in weights:
         sums.append(sums[-1] + weight)
     best: list[tuple[int, list[int]]] = [(sums[end], [0]) for end in range(size + 1)]
-    """By end of the row so far: weight of its heaviest part, and where the parts begin."""
+    """For each end of the row so far, the weight of its heaviest part and the beginnings of the parts."""
     for parts in range(2, num_parts + 1):
         best = [
             min(

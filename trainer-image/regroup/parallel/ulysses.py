@@ -1,5 +1,5 @@
 """Context parallelism: each rank has a part of every sequence. Attention needs all of it, so it exchanges parts of the sequence for
-heads (DeepSpeed-Ulysses, Jacobs et al., 2023): each rank computes some heads over the whole sequence, and exchanges them back. The
+heads (DeepSpeed-Ulysses, Jacobs et al., 2023). Each rank computes some heads over the whole sequence, and exchanges them back. The
 other algorithm is in `ring_attention`.
 
 Everything else in a transformer is computed token by token, and needs nothing of another rank. A session sums the gradients.
@@ -22,7 +22,7 @@ ALGORITHMS = ("ulysses", "ring")
 
 
 class SequencePart(NamedTuple):
-    """What one rank has of a batch of sequences."""
+    """One rank's part of a batch of sequences."""
 
     batch: Any
     """As it was, with a part of each tensor."""
@@ -33,9 +33,9 @@ class SequencePart(NamedTuple):
 def split_sequence(batch: Any, mesh: Any, dim: int = 1) -> SequencePart:
     """Return this rank's part of a batch of sequences: of n ranks, the first has the first n-th of each, and so on.
 
-    batch: a tensor whose dimension `dim` is the sequence, or a tuple, list or dict of such tensors, of one length. mesh:
-    mesh["context"]; None: all of it. Local. Raises UsageError for a length that n does not divide, and for tensors without the
-    dimension.
+    `batch` is a tensor whose dimension `dim` is the sequence, or a tuple, list or dict of such tensors, of one length. `mesh` is
+    mesh["context"]; None: this rank has all of it. Local. Raises UsageError for a length that n does not divide, and for tensors
+    without the dimension.
     """
     num, at = ranks_of(mesh, CONTEXT, "regroup.split_sequence"), 0 if mesh is None else mesh.get_local_rank()
     tensors = list(_tensors(batch))
@@ -62,11 +62,11 @@ def attention(
 ) -> torch.Tensor:
     """Return torch's scaled dot product attention over whole sequences, of which each rank passes its part: [b, h, t, d].
 
-    query, key, value: [b, h, t, d], of the tokens that `split_sequence` gave this rank. key and value may have fewer heads than
-    query, each for several of it. mesh: mesh["context"], all of whose ranks call this; None: plain attention. causal: a token sees
-    itself and the tokens before it. algorithm: "ulysses", or "ring" for any number of heads; query, key and value are then of one
-    dtype, and the result has no second derivative. Raises UsageError for numbers of heads that the ranks do not divide, for shapes
-    that do not fit together, and for another dimension.
+    `query`, `key` and `value` are [b, h, t, d], of the tokens that `split_sequence` gave this rank. `key` and `value` may have
+    fewer heads than `query`, each for several of it. `mesh` is mesh["context"], all of whose ranks call this; None: plain
+    attention. With `causal` a token sees itself and the tokens before it. `algorithm` is "ulysses", or "ring" for any number of
+    heads. With "ring" all three are of one dtype, and the result has no second derivative. Raises UsageError for numbers of heads
+    that the ranks do not divide, for shapes that do not fit together, and for another dimension.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm of regroup.attention() is {algorithm!r}; choose from {', '.join(ALGORITHMS)}.")
