@@ -18,7 +18,7 @@ from regroup.parallel.all_to_all import _AllToAll
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.gradients import Bucket
 from regroup.parallel.strategy import Share, Word
-from regroup.transaction import commit
+from regroup.transaction import agreement
 from regroup.transaction.header import Header, Row
 
 
@@ -89,7 +89,7 @@ def _source_dies(generation: int) -> None:
 
 
 def _ends_in(phase: str, index: int, by: signal.Signals) -> None:
-    launch, send = DataParallel.launch, DataParallel._send
+    launch, send = DataParallel._launch, DataParallel._send
     step, calls = 0, 0
 
     def launched(strategy: DataParallel, share: Share) -> None:
@@ -114,7 +114,7 @@ def _ends_in(phase: str, index: int, by: signal.Signals) -> None:
 
         return staticmethod(exchange)
 
-    DataParallel.launch = launched  # type: ignore[method-assign, assignment]
+    DataParallel._launch = launched  # type: ignore[method-assign, assignment]
     if phase == "sum":
         DataParallel._send = sent  # type: ignore[method-assign, assignment]
     else:
@@ -122,7 +122,7 @@ def _ends_in(phase: str, index: int, by: signal.Signals) -> None:
 
 
 def _dies_in_ring(phase: str, index: int) -> None:
-    launch, ring = DataParallel.launch, cast(Any, ring_attention)
+    launch, ring = DataParallel._launch, cast(Any, ring_attention)
     exchange, original = ring.exchange, getattr(ring._RingAttention, phase)
     step, turns, is_inside = 0, 0, False
 
@@ -146,7 +146,7 @@ def _dies_in_ring(phase: str, index: int) -> None:
         finally:
             is_inside = False
 
-    DataParallel.launch = launched  # type: ignore[method-assign, assignment]
+    DataParallel._launch = launched  # type: ignore[method-assign, assignment]
     ring.exchange = exchanging
     setattr(ring._RingAttention, phase, staticmethod(passing))
 
@@ -167,7 +167,7 @@ def _dies_in_schedule(index: int, actions: int) -> None:
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:
-    settle = DataParallel.settle  # what a commit asks for between the reduction and the optimizer
+    settle = DataParallel._settle  # what a commit asks for between the reduction and the optimizer
 
     def ending(strategy: DataParallel, words: Sequence[Word]) -> bool:
         if settle(strategy, words):
@@ -181,7 +181,7 @@ def _ends_before_apply(index: int, *, dies: bool) -> None:
             raise GroupBroken("TEST_FAULT")
         return False
 
-    DataParallel.settle = ending  # type: ignore[method-assign, assignment]
+    DataParallel._settle = ending  # type: ignore[method-assign, assignment]
 
 
 def _ends_in_eval(number: int, *, dies: bool) -> None:
@@ -217,12 +217,12 @@ def _breaks_in_backward(number: int) -> None:
 
 
 def _rows_lost(is_it: Callable[[int, int], bool]) -> None:
-    exchange = commit.exchange
+    gather = agreement.gather
 
-    def losing(groups: Groups | None, row: Row, group_size: int = 1) -> Header:
-        header = exchange(groups, row, group_size)
+    def losing(groups: Groups | None, row: Row, *others: Any) -> tuple[Header, torch.Tensor | None]:
+        found = gather(groups, row, *others)
         if groups is not None and is_it(groups.generation, row.step):
             raise GroupBroken("TEST_FAULT")
-        return header
+        return found
 
-    commit.exchange = losing
+    agreement.gather = losing

@@ -16,6 +16,7 @@ import torch
 from regroup.generation import living
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
 from regroup.generation.edges import Edges
+from regroup.generation.groups import Gathering, Groups
 from regroup.generation.membership import Membership, leaves_broken
 from regroup.generation.team import Team, form_team
 
@@ -115,14 +116,9 @@ class Blocks:
             groups, gathering = membership.groups, membership.gathering
             assert groups is not None
             assert gathering is not None
-            ranks = list(range(groups.world_size))
-            if self._committer.num_committed == 0:
-                ranks = together(gathering.arrivals, groups.rank, here)
-                if groups.rank not in ranks:
-                    return None, True
-                size = self._committer.plan.layout.size
-                ranks = with_whole_groups(ranks, groups.rank, size)
-                living.refuse(len(ranks) < size)
+            ranks = self._ranks(groups, gathering, here)
+            if groups.rank not in ranks:
+                return None, True
             try:
                 # The name has the first rank: ranks that were here before and ranks that come later may form two teams.
                 team = form_team(groups, ranks, f"{here.place}/{here.number}/{here.name}/{ranks[0]}")
@@ -133,6 +129,17 @@ class Blocks:
             except (GroupBroken, BackendError) as error:
                 if not membership.explains(error):
                     raise
+
+    def _ranks(self, groups: Groups, gathering: Gathering, here: Block) -> list[int]:
+        """Return the ranks that run the block. Without this one, if somebody has left the block, which all had completed then."""
+        if self._committer.num_committed > 0:
+            return list(range(groups.world_size))
+        ranks = together(gathering.arrivals, groups.rank, here)
+        if groups.rank in ranks:
+            size = self._committer.plan.layout.size
+            ranks = with_whole_groups(ranks, groups.rank, size)
+            living.refuse(len(ranks) < size)
+        return ranks
 
     def left(self) -> None:
         """Count a block that all ranks have completed, or that this process cannot repeat."""
@@ -199,32 +206,38 @@ class Collective:
     ) -> bool:
         self._blocks.ends()
         if error is None:
-            try:
-                self._all_reduce(torch.zeros(1))  # returns once every rank has reached the end
-                self._done = True
-            except (GroupBroken, BackendError) as broken:
-                if not self._blocks.membership.explains(broken):
-                    raise
-                error = broken
-                # Each rank that enters again tells whether it had reached the end.
-                assert self._here is not None
-                self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
-                self._entered = not self._done
+            error = self._meet()
         elif not self._blocks.membership.explains(error):
             return False
         else:
             self._done = isinstance(error, living.Apart) and self._repeats
-        if self._done:
-            self._here = None
-            self._blocks.left()
-            return error is not None and self._repeats
-        if self._repeats:
+        if self._repeats and not self._done:
             return True
         self._here = None
+        if self._done:
+            self._blocks.left()
+            return error is not None and self._repeats
         raise GenerationChanged(
             f'The group changed inside job.collective("{self.name}"). '
             f'To have it repeated, write: for attempt in job.collective("{self.name}"): with attempt as team: ...'
         ) from error
+
+    def _meet(self) -> BaseException | None:
+        """Meet the other processes at the end of the block. Returns None, or the error by which a membership change cut it off.
+
+        After a change the block is entered again, to learn whether all others had reached its end, too.
+        """
+        try:
+            self._all_reduce(torch.zeros(1))
+            self._done = True
+            return None
+        except (GroupBroken, BackendError) as broken:
+            if not self._blocks.membership.explains(broken):
+                raise
+            assert self._here is not None
+            self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
+            self._entered = not self._done
+            return broken
 
     @property
     def rank(self) -> int:

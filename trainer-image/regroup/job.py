@@ -43,7 +43,8 @@ from .state.memory import Memory
 from .state.rates import ScaledRates
 from .state.training import CommitRecord, TrainingState
 from .step import Step
-from .transaction.commit import Committer, Extras, exchange
+from .transaction.agreement import exchange
+from .transaction.commit import Committer, Extras
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
 from .transaction.served import ServedCommitter
@@ -519,7 +520,7 @@ class Job:
             self._save_now()
         if self.plan.layout.size == 1:
             self._memory.take_last()  # for a script that fails after its loop, and is started again there
-        self._reporter.finished(step, self.state.record.loss if self.state.record is not None else None)
+        self._reporter.finished(step, float(self.state.record.loss) if self.state.record is not None else None)
         outcome = self._membership.wait_end()
         if outcome is not None:
             if self.is_main:

@@ -23,7 +23,7 @@ from .transaction.versions import Applied
 
 
 class Transaction(Protocol):
-    """What a step is run against: a `Committer`, or a `Rehearsal`, of which nothing is kept."""
+    """A step runs against one: a `Committer`, a `ServedCommitter`, or a `Rehearsal`, of which nothing is kept."""
 
     plan: SamplePlan
     laps: Laps
@@ -123,15 +123,18 @@ class Step:
 
     @property
     def ids(self) -> torch.Tensor:
-        """Of the current microbatch: numbers of its samples, [microbatch], int64. Empty where there is none."""
+        """Numbers of the current microbatch's samples, [microbatch], int64. Empty where there is none."""
         if self.virtual_worker < 0:
             return torch.empty(0, dtype=torch.int64)
         return self._transaction.plan.ids(*self._transaction.key(self.index, self.virtual_worker)).clone()
 
     @property
     def loss(self) -> float:
-        """Mean over the whole batch, by weight, once the step is committed (hooks of `after` see it); else NaN."""
-        return self._share.loss
+        """Mean over the whole batch, by weight, once the step is committed (hooks of `after` see it); else NaN.
+
+        On a GPU reading it waits until the device has computed the step's loss, but not for later work.
+        """
+        return float(self._share.loss)
 
     @property
     def norm(self) -> float | None:
@@ -142,7 +145,8 @@ class Step:
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Of the optimizer's param groups, as this step was committed with them; empty before. Waits for the device."""
+        """Learning rates of the optimizer's param groups, as this step was committed with them; empty before. Waits for the
+        device."""
         return tuple(float(rate) for rate in self._record.learning_rates) if self._record is not None else ()
 
     @property
@@ -164,7 +168,7 @@ class Step:
 
     @property
     def times(self) -> StepTimes | None:
-        """Where the time of the step went on this rank, in seconds, once the step is committed; else None."""
+        """The parts of the step's time on this rank, in seconds, once the step is committed; else None."""
         return StepTimes(*self._times) if self._times is not None else None
 
     def __enter__(self) -> "Step":
@@ -229,10 +233,10 @@ class Step:
     ) -> None:
         """Add the gradients of one microbatch. Once for each microbatch.
 
-        sum: a loss that is summed over samples, a scalar; or mean: one that is averaged over them. weight: their number, or
-        whatever the loss is a sum over or an average of (tokens that are no padding); None: the number of samples of the
-        microbatch. The step's gradient and loss are those of the mean over all microbatches by weight. A weight on a GPU is read
-        together with the loss, in the commit. With mean= the process waits for it at once: a mean over nothing is left out.
+        `sum` is a loss that is summed over samples, a scalar; `mean` is one that is averaged over them. `weight` is their number,
+        or the number of whatever the loss is a sum or an average of (tokens that are no padding). None: the number of samples of
+        the microbatch. The step's gradient and loss are those of the mean over all microbatches by weight. A weight on a GPU is
+        read together with the loss, in the commit. With mean= the process waits for it at once: a mean over nothing is left out.
         """
         loss = sum if mean is None else mean
         if positional or loss is None or (sum is not None and mean is not None):
@@ -271,8 +275,8 @@ class Step:
         """Run this rank's microbatches forward and backward, in place of a loop over them. All ranks call it, once a step.
 
         `loss(output, batch)` returns the loss summed over samples, a scalar, and its weight: their number, or whatever it is a sum
-        over. Of a pipeline (`regroup.pipeline`) it is called where the last stage is. inputs: returns the model's arguments of a
-        batch; None: the batch itself, or the first element of one that is a tuple or a list.
+        over. In a pipeline (`regroup.pipeline`) it is called where the last stage is. `inputs(batch)` returns the model's
+        arguments. None: the batch itself, or the first element of one that is a tuple or a list.
         """
         self._check_inside("run")
         if not callable(loss) or not (inputs is None or callable(inputs)):
@@ -367,6 +371,7 @@ class Step:
             if v not in self._share.weights:
                 self._transaction.skip(v)
                 self._share.weights[v] = self._share.loss_sums[v] = 0.0
+                self._transaction.added(v, 0.0)
         try:
             self._transaction.commit(self._share, (), (), None)
         except BackendError as error:

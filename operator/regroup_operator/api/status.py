@@ -122,7 +122,7 @@ class Progress(WrittenModel):
     """Total number of steps, as the script passed it to job.steps()."""
 
     loss: float | None = None
-    """Loss of this step."""
+    """Loss of this step. On a GPU it is the loss of the step before, until the job has finished."""
 
     samples_per_second: float | None = None
     """Committed samples per second."""

@@ -266,8 +266,7 @@ def test_step_of_one_model_group_waits_for_what_was_computed_inside_it(size: int
     plan = SamplePlan(0, 64, 8, 2, 2, Layout.of({"tensor": size}))
     strategy = DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
     strategy.begin_generation(groups)
-    strategy._works = []
-    strategy.wait()
+    strategy._wait()
     assert len(log) == asked
 
 

@@ -3,11 +3,15 @@
 Inside `with FakeDevice() as device:` tensors that are made on DEVICE or moved to it are on it, and what is computed from them is.
 Noted is what has the host wait for a CUDA stream: a value that it reads (`item`, `float`, `tolist`, `equal`), a copy to host
 memory, a copy from it that is not `non_blocking`, an operator whose result's size depends on values, and an index in host memory.
+
+With `engine_of` in place of `staging.engine_of` its work is asynchronous: a `non_blocking` copy to host memory has no values before
+its mark was waited for, and a mark is not reached before the test sets `ended`.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +60,47 @@ class OnDevice(torch.Tensor):
         return f"OnDevice({tuple(self.shape)}, {self.dtype})"
 
 
+_here = threading.local()
+"""`device`: the fake device of this thread."""
+TIMEOUT_S = 20.0
+
+
+class FakeEngine:
+    """The `staging.Engine` of a fake device, as far as single values go."""
+
+    def mark(self) -> tuple[FakeDevice, int]:
+        device: FakeDevice = _here.device
+        return device, len(device.landing)
+
+    def wait(self, mark: tuple[FakeDevice, int]) -> None:
+        device, number = mark
+        device.wait("mark")
+        assert device.ended.wait(TIMEOUT_S), "the device's work does not end"
+        for place, values in device.landing[:number]:
+            place.copy_(values)
+
+
+def engine_of(device: torch.device) -> Any:
+    """In place of `staging.engine_of`."""
+    return FakeEngine() if device == DEVICE else None
+
+
 class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`waits`: for each time that the host waited, which operator and which function of the library had it do so."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.waits: list[str] = []
+        self.ended = threading.Event()
+        """The device has ended all that it was given; a test may clear it."""
+        self.ended.set()
+        self.landing: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Copies to host memory, in their order: where they go, and the values."""
+
+    def __enter__(self) -> FakeDevice:
+        _here.device = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def take(self) -> list[str]:
         """Return what was noted since the last call."""
@@ -85,6 +124,10 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*inner_args, **inner_kwargs)
         if func is aten._to_copy.default and target is not None and bool(wrappers) != wraps:
             out = out.clone()  # what crosses is a copy, though both sides are in host memory
+            if not wraps and kwargs.get("non_blocking"):
+                place = torch.full_like(out, -1)  # NaN, as the bits of a float64
+                self.landing.append((place, out))
+                out = place
 
         def wrapped(one: Any) -> Any:
             if not wraps or not isinstance(one, torch.Tensor):

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 
 from regroup.generation.groups import Groups
+from regroup.parallel.host import Scalar, read_together
+from regroup.parallel.strategy import Agreed, Word
+from regroup.transaction.agreement import gather
+from regroup.transaction.header import Row
 
 T = TypeVar("T")
 _TIMEOUT_S = 20.0
+
+
+class Told:
+    """Rows of a strategy that is driven by hand: each rank has weight 1 and no loss. What a commit checks is not checked."""
+
+    def __init__(self, groups: Groups | None) -> None:
+        self._groups = groups
+        self.rounds = 0
+        self.parcels: torch.Tensor | None = None
+
+    def __call__(
+        self,
+        asked: Sequence[Sequence[Scalar]],
+        word: Callable[..., Word],
+        meanwhile: Callable[[], None] | None = None,
+        parcel: torch.Tensor | None = None,
+    ) -> Agreed:
+        self.rounds += 1
+        row = Row(0, 0.0, 1.0, knows_newer=False, sample_hash=0, word=word(*read_together(*asked)))
+        header, self.parcels = gather(self._groups, row, meanwhile, parcel)
+        return Agreed(header.words, header.loss_sum, header.weight, self.parcels)
 
 
 class _Done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +13,8 @@ from regroup.generation.groups import Groups
 from regroup.parallel import ddp, gradients
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.strategy import Share
-from regroup.transaction.commit import gather
-from tests.unit.parallel.ranks import Ranks
-from tests.unit.parallel.test_strategies import Chain, plain, row_of
+from tests.unit.parallel.ranks import Ranks, Told
+from tests.unit.parallel.test_strategies import Chain, plain
 
 NUM_BUCKETS, MICROBATCHES, STEPS = 4, 3, 4
 
@@ -53,12 +52,12 @@ def test_collectives_of_a_step_do_not_grow_with_its_microbatches(hook: Any, firs
             assert len(share) == MICROBATCHES
             for v in share:
                 loss = plain(model, torch.full((2, 3), float(v + 1)))
-                strategy.backward(v, loss, torch.ones_like(loss), last=v == share[-1])
+                strategy.backward(loss, torch.ones_like(loss), last=v == share[-1])
                 counts.append(len(ranks.calls) - before)
-            strategy.launch(Share(index))
-            header, _ = gather(groups, row_of(strategy), strategy.wait, strategy.parcel())
+            told = Told(groups)
+            strategy.reduce(Share(index), told)
             counts.append(len(ranks.calls) - before)
-            assert not strategy.settle(header.words)
+            assert told.rounds == 1
             strategy.scale(1.0)
             found.append(counts)
         return found
@@ -84,11 +83,11 @@ def test_small_gradients_are_sent_once_with_the_rows(monkeypatch: pytest.MonkeyP
         strategy.begin_step()
         for v in plan.share(groups.rank, 2):
             loss = plain(model, torch.ones(2, 3))
-            strategy.backward(v, loss, torch.ones_like(loss), last=v == plan.share(groups.rank, 2)[-1])
+            strategy.backward(loss, torch.ones_like(loss), last=v == plan.share(groups.rank, 2)[-1])
             assert groups.rank != 0 or ranks.calls == []  # they are rank 0's
-        strategy.launch(Share(0))
-        _, parcels = gather(groups, row_of(strategy), strategy.wait, strategy.parcel())
-        strategy.unpack(cast(torch.Tensor, parcels))
+        told = Told(groups)
+        strategy.reduce(Share(0), told)
+        assert told.parcels is not None
 
     ranks.run(one)
     assert ranks.calls == ["_allgather_base"]

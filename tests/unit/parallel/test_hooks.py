@@ -20,16 +20,14 @@ from regroup.parallel.hooks import Plain, scale_for
 from regroup.parallel.powersgd import LowRank
 from regroup.parallel.strategy import Share
 from regroup.strategies import PowerSGD
-from regroup.transaction.commit import exchange, gather
 from tests.long import only_long
-from tests.unit.parallel.ranks import Ranks
+from tests.unit.parallel.ranks import Ranks, Told
 from tests.unit.parallel.test_strategies import (
     BATCH,
     CASES,
     Chain,
     Loss,
     assert_same,
-    row_of,
     shared_in_checkpoints,
 )
 from tests.unit.parallel.test_strategies import train as sum_of
@@ -78,13 +76,13 @@ class Trainer:
         """By step: the gradients before they are clipped."""
         self.rank, self.world_size = 0, 1
 
-    def join(self, groups: Groups | None) -> Trainer:
+    def join(self, groups: Groups | None, *, replaced: bool = False) -> Trainer:
         self.groups = groups
         if groups is not None:
             self.rank, self.world_size = groups.rank, groups.world_size
         else:
             self.rank, self.world_size = 0, 1
-        self.strategy.begin_generation(groups)
+        self.strategy.begin_generation(groups, replaced=replaced)
         return self
 
     def run(
@@ -109,14 +107,10 @@ class Trainer:
         strategy.begin_step()
         for v in mine:
             loss = loss_of(self.model, index, v, scale)
-            strategy.backward(v, loss, torch.ones_like(loss), last=v == mine[-1])
-        strategy.launch(Share(index))
-        header, parcels = gather(self.groups, row_of(strategy), strategy.wait, strategy.parcel())
-        if parcels is not None:
-            assert type(strategy._hook) is Plain, "small gradients are compressed, too"
-            strategy.unpack(parcels)
-        while strategy.settle(header.words):
-            header = exchange(self.groups, row_of(strategy))
+            strategy.backward(loss, torch.ones_like(loss), last=v == mine[-1])
+        told = Told(self.groups)
+        strategy.reduce(Share(index), told)
+        assert told.parcels is None or type(strategy._hook) is Plain, "small gradients are compressed, too"
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -270,9 +264,8 @@ def test_nothing_of_a_gradient_is_lost_by_powersgd_while_no_rank_is() -> None:
     # One more comes: it owes nothing and has no factor; the others go on with what they owe.
     joiner = make()
     joiner.applied = copy.deepcopy(trainers[0].applied)
-    joiner.strategy.forget()
     three = [*trainers, joiner]
-    Ranks(3).run(lambda groups: three[groups.rank].join(groups).run(range(5, 9)))
+    Ranks(3).run(lambda groups: three[groups.rank].join(groups, replaced=groups.rank == 2).run(range(5, 9)))
     assert_conserved(joiner.applied, three, range(9))
     for index, factor in joiner.factors.items():
         assert all(torch.equal(factor, other.factors[index]) for other in trainers)
@@ -307,7 +300,7 @@ def test_rank_that_gets_a_copy_of_the_state_owes_nothing() -> None:
     def one(groups: Groups) -> tuple[int, int]:
         trainer = Trainer(POWER, OPTIMIZERS["sgd"]).join(groups).run(range(5))
         before = len(trainer.owed)
-        trainer.strategy.forget()
+        trainer.join(groups, replaced=True)
         return before, len(trainer.owed)
 
     assert Ranks(2).run(one) == [(2, 0), (2, 0)]

@@ -36,7 +36,7 @@ from tests.trainer.rounds import (
     tensors_of,
 )
 from tests.unit.parallel.fake_device import DEVICE, FakeDevice
-from tests.unit.parallel.ranks import Ranks
+from tests.unit.parallel.ranks import Ranks, Told
 from tests.unit.state.test_optimizers import Precise
 from tests.unit.transaction.test_host_syncs import member
 
@@ -298,14 +298,12 @@ def test_round_that_is_done_again_comes_to_the_same() -> None:
                     return False
                 ids = plan.ids(index, v)
                 loss = torch.nn.functional.cross_entropy(model(x[ids]), y[ids])
-                strategy.backward(v, loss, torch.full_like(loss, 4.0), last=v == plan.num_virtual - 1)
+                strategy.backward(loss, torch.full_like(loss, 4.0), last=v == plan.num_virtual - 1)
                 strategy.added(v, 4.0)
-            strategy.launch(Share(index))
-            if cut == "launched":
+            if cut == "computed":
                 return False
-            strategy.wait()
-            strategy.settle([strategy.word([])])
-            if cut == "settled":
+            strategy.reduce(Share(index), Told(None))
+            if cut == "reduced":
                 return False
             strategy.scale(BATCH)
             strategy.outer.step()
@@ -319,7 +317,7 @@ def test_round_that_is_done_again_comes_to_the_same() -> None:
         return tensors_of(model, optimizer, strategy.outer)
 
     want = rounds([])
-    for cut_at in (["inside"], ["launched"], ["settled"], ["inside", "inside", "launched"]):
+    for cut_at in (["inside"], ["computed"], ["reduced"], ["inside", "inside", "reduced"]):
         assert_bits(rounds(cut_at), want)
 
 
@@ -555,4 +553,4 @@ def test_inner_steps_do_not_wait_for_the_device() -> None:
                         x, y = x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
                         step.backward(mean=torch.nn.functional.cross_entropy(model(x), y), weight=len(y))
                     step.commit()
-        assert device.take() == ["commit._row: copy to the host"]
+        assert device.take() == ["agreement._row: copy to the host"]

@@ -12,15 +12,14 @@ from regroup.data import SamplePlan, as_source, make_feed
 from regroup.generation.groups import Groups
 from regroup.parallel import ddp
 from regroup.parallel.ddp import DataParallel
-from regroup.parallel.host import bits_of, to_host
+from regroup.parallel.host import bits_of
 from regroup.parallel.noise import NoiseScale, Part, estimate, weigh
-from regroup.parallel.strategy import Share, Word
+from regroup.parallel.strategy import Share
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 from regroup.step import Step
-from regroup.transaction.commit import Committer, Extras, exchange
-from regroup.transaction.header import Row
-from tests.unit.parallel.ranks import Ranks
+from regroup.transaction.commit import Committer, Extras
+from tests.unit.parallel.ranks import Ranks, Told
 from tests.unit.transaction.test_host_syncs import member
 
 SIGNAL, NOISE = 4.0, 10.0
@@ -173,20 +172,11 @@ def test_step_with_gradients_that_came_late_is_not_measured(monkeypatch: pytest.
         for index, again in enumerate([True, False]):
             strategy.begin_step()
             loss = model(torch.ones(2, 3)).sum()
-            strategy.backward(groups.rank, loss, torch.ones_like(loss), last=True)
+            strategy.backward(loss, torch.ones_like(loss), last=True)
             if again:
                 model(torch.ones(2, 3)).sum().backward()
-            strategy.launch(Share(index))
-            strategy.wait()
-            for _ in range(2):
-                header = exchange(groups, row(strategy.word(to_host(strategy.ask()))))
-                strategy.settle(header.words)
-            found.append(strategy.norm_squared() is not None)
+            found.append(strategy.reduce(Share(index), Told(groups)).norm_squared is not None)
             strategy.scale(1.0)
         return found
 
     assert Ranks(2).run(one) == [[False, True]] * 2
-
-
-def row(word: Word) -> Row:
-    return Row(step=0, loss_sum=0.0, weight=1.0, knows_newer=False, sample_hash=0, word=word)

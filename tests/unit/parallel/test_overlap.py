@@ -98,7 +98,7 @@ def test_buckets_are_sent_as_backward_fills_them(compile_: Any, after: list[int]
     strategy.begin_step()
     loss = model(torch.randn(2, 4)).sum()
     with computed:  # in backward only: torch compiles nothing under such a mode
-        strategy.backward(0, loss, torch.ones_like(loss), last=True)
+        strategy.backward(loss, torch.ones_like(loss), last=True)
     assert computed.num == NUM_BLOCKS
     assert sent.after == after
 
@@ -116,6 +116,6 @@ def test_buckets_of_a_configuration_are_sent_while_backward_runs() -> None:
     x = torch.zeros(2, 4, dtype=torch.int64)
     loss = model(x, x)
     with computed:
-        strategy.backward(0, loss, torch.ones_like(loss), last=True)
+        strategy.backward(loss, torch.ones_like(loss), last=True)
     assert computed.num == NUM_BLOCKS
     assert set(sent.after) == {0, 1, 2, 3, 4}, "the output layer's bucket goes first, a block's with the block"

@@ -19,11 +19,8 @@ from regroup.layout import Layout
 from regroup.parallel import ddp, gradients
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.exact import Exact
-from regroup.parallel.host import to_host
 from regroup.parallel.strategy import Share, Strategy
-from regroup.transaction.commit import exchange, gather
-from regroup.transaction.header import Row
-from tests.unit.parallel.ranks import Ranks
+from tests.unit.parallel.ranks import Ranks, Told
 
 Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 VIRTUAL_WORKERS = 4
@@ -64,28 +61,19 @@ def train(
         share = Share(index)
         for v in mine:
             value = loss(model, BATCH[v])
-            strategy.backward(v, value, torch.ones_like(value), last=v == mine[-1])
+            strategy.backward(value, torch.ones_like(value), last=v == mine[-1])
+            strategy.added(v, 2.0)
             share.loss_sums[v], share.weights[v] = float(value.detach()), 2.0
         if after_backward is not None:
             after_backward(model, rank)
-        strategy.launch(share)
-        header, parcels = gather(groups, row_of(strategy), strategy.wait, strategy.parcel())
-        if parcels is not None:
-            strategy.unpack(parcels)
-        rounds = 1
-        while strategy.settle(header.words):
-            header = exchange(groups, row_of(strategy))
-            rounds += 1
+        told = Told(groups)
+        strategy.reduce(share, told)
         strategy.scale(1.0)
         named = model.named_parameters()
         outcome.gradients.append({name: None if p.grad is None else p.grad.clone() for name, p in named})
-        outcome.rounds.append(rounds)
+        outcome.rounds.append(told.rounds)
     strategy.close()
     return outcome
-
-
-def row_of(strategy: Strategy) -> Row:
-    return Row(0, 0.0, 1.0, knows_newer=False, sample_hash=0, word=strategy.word(to_host(strategy.ask())))
 
 
 def assert_same(got: dict[str, torch.Tensor | None], want: dict[str, torch.Tensor | None]) -> None:
@@ -309,11 +297,11 @@ def test_gradients_of_a_step_that_was_cut_off_get_new_memory() -> None:
         strategy.begin_step()
         held = [bucket.flat for bucket in strategy._gradients.buckets]  # so that it is not used again
         first = memory()
-        strategy.launch(Share(0))
+        strategy._launch(Share(0))
         strategy.begin_step()
         second = memory()
-        strategy.launch(Share(0))
-        strategy.wait()
+        strategy._launch(Share(0))
+        strategy._wait()
         strategy.begin_step()
         del held
         return first, second, memory()

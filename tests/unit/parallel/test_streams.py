@@ -130,6 +130,6 @@ def test_bucket_whose_gradients_come_on_two_streams_is_sent_after_both(
     strategy.begin_generation(cast(Groups, Sent(device.log)))
     strategy.begin_step()
     loss = model(torch.ones(1, 2)).sum()
-    strategy.backward(0, loss, torch.ones_like(loss), last=True)
+    strategy.backward(loss, torch.ones_like(loss), last=True)
     first, last = ("weight", "bias") if device.current == "bias" else ("bias", "weight")  # as autograd takes them
     assert device.log == [f"{last} waits for {first}", "sends", f"{first} waits for {last}"]

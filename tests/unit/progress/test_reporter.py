@@ -77,6 +77,30 @@ def test_each_commit_says_what_the_snapshots_cover() -> None:
     assert [(one.step, one.snapshot_step, one.first_step_ms is None) for one in told] == [(5, 2, False), (6, 3, True)]
 
 
+class OnDevice:
+    """A loss on a device. Notes when it is read."""
+
+    def __init__(self, value: float, reads: list[float]) -> None:
+        self._value, self._reads = value, reads
+
+    def __float__(self) -> float:
+        self._reads.append(self._value)
+        return self._value
+
+
+def test_loss_on_a_device_is_told_with_the_next_step() -> None:
+    """By then the device has computed it: to read it sooner would have the host wait in each step."""
+    agent, reads = Agent(), list[float]()
+    reporter = make_reporter(agent)
+    for step, loss in ((5, 0.5), (6, 0.25)):
+        reporter.begin_step(step - 1)
+        reporter.committed(Progress(step, OnDevice(loss, reads), step - 1, 20))
+    assert reads == [0.5]
+    reporter.finished(7, 0.125)
+    told = [one for one in agent.told if isinstance(one, local.Committed)]
+    assert [(one.step, one.loss) for one in told] == [(5, None), (6, 0.5), (7, 0.125)]
+
+
 class Saves:
     """In place of the durable tier: has saved what it is told to have."""
 

@@ -171,8 +171,8 @@ def test_no_change_of_ranks_or_microbatches_compiles_again(monkeypatch: pytest.M
         for v in range(microbatches):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(x[:, :-1], x[:, 1:])
-            strategy.backward(v, loss, torch.full_like(loss, 1 / microbatches), last=v == microbatches - 1)
-        strategy.launch(Share(0))
+            strategy.backward(loss, torch.full_like(loss, 1 / microbatches), last=v == microbatches - 1)
+        strategy._launch(Share(0))
         optimizer.step()
 
     counters.clear()

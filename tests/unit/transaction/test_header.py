@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from regroup.parallel.equal import Hashes
 from regroup.parallel.strategy import Word
 from regroup.transaction.header import WIDTH, Header, Row
 
@@ -21,7 +22,7 @@ def row(step: int = 4, **values: Any) -> Row:
     "value",
     [
         row(),
-        row(sample_hash=2**64 - 1, word=Word(2**63 - 1, 2**33 - 1, 2**33)),
+        row(sample_hash=2**64 - 1, hashes=Hashes(2**63 - 1, 2**33 - 1, 5), word=Word(2**33)),
         row(loss_sum=-0.1, weight=1e300, knows_newer=True, word=Word(changed=True)),
         row(word=Word(late=True)),
         row(word=Word(norm_squared=0.5, order=2**63 - 1)),
@@ -113,11 +114,11 @@ def test_all_take_a_snapshot_once_it_is_due_for_the_slowest() -> None:
         ((row(total=100), row(total=600)), "100, 600"),
         ((row(4), row(5)), "different steps"),
         (
-            (row(word=Word(1)), row(word=Word(1)), row(word=Word(3))),
-            "Parameters or buffers before step 4 differ .* rank 2:",
+            (row(hashes=Hashes(1)), row(hashes=Hashes(1)), row(hashes=Hashes(3))),
+            "In step 4 .* parameters or buffers differ between rank 0 and rank 2:",
         ),
         (
-            (row(word=Word(1, 7)), row(word=Word(1, 8))),
+            (row(hashes=Hashes(1, 7)), row(hashes=Hashes(1, 8))),
             r"optimizer's settings .* rank 1\. Pass schedulers in the `state`",
         ),
     ],

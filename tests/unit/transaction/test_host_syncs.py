@@ -1,7 +1,7 @@
 """How often the host waits for the device in one step of a session: each such wait leaves the device without work.
 
 What remains, and why:
-- *the row* (`commit._row`), once: it has the losses, the hashes of what has to be equal, and whether forward has changed a
+- *the row* (`Agreement._row`), once: it has the losses, the hashes of what has to be equal, and whether forward has changed a
   buffer. Ranks agree by their rows, which is the host's work. All of it is read together, after every reduction has been
   started. A rank that is alone has only its losses.
 - *the reductions* (`Groups.wait`), once: until they are complete without an error nothing may be applied.
@@ -36,7 +36,7 @@ from tests.unit.parallel.ranks import Ranks
 GLOBAL_BATCH, MICROBATCH = 16, 2
 LAST = 3
 """Steps before this one are not counted: the first ones of a generation learn what forward changes."""
-ROW = {"commit._row: copy to the host": 1}
+ROW = {"agreement._row: copy to the host": 1}
 OVERFLOW = {"commit._unscale: copy to the host": 1}
 
 
@@ -239,6 +239,8 @@ def member(groups: Groups) -> Any:
 
         def explains(self, _error: BaseException) -> bool:
             return False
+
+        def leave(self, _error: BaseException) -> None: ...
 
     return Member()
 

@@ -14,14 +14,16 @@ from regroup.data import SamplePlan
 from regroup.errors import GenerationChanged, PeerLost
 from regroup.generation.groups import Groups
 from regroup.parallel.ddp import DataParallel
-from regroup.parallel.strategy import Share
+from regroup.parallel.strategy import Share, Word
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
-from regroup.transaction import commit
+from regroup.transaction import agreement
 from regroup.transaction import kept as shelves
+from regroup.transaction.agreement import Agreement
 from regroup.transaction.commit import Committer
-from tests.unit.parallel.ranks import Ranks
+from regroup.transaction.hooks import Arguments
+from tests.unit.parallel.ranks import Ranks, Told
 from tests.unit.transaction.test_host_syncs import member
 
 
@@ -35,10 +37,8 @@ class Kept:
         self.strategy.begin_generation(None)
         self.strategy.begin_step()
         loss = self.model(torch.ones(2, 3)).square().sum()
-        self.strategy.backward(0, loss, torch.ones_like(loss), last=True)
-        self.strategy.launch(Share(0))
-        self.strategy.wait()
-        self.strategy.settle([])
+        self.strategy.backward(loss, torch.ones_like(loss), last=True)
+        self.strategy.reduce(Share(0), Told(None))
         self.reduced = [gradient.clone() for gradient in self.gradients]
         assert all(gradient.any() for gradient in self.reduced)
         self.taken = self.strategy.take()
@@ -73,7 +73,7 @@ def test_a_cut_off_sum_of_a_later_generation_still_writes_into_its_bucket() -> N
 
 
 def on_shelf(generation: int, base: tuple[int, int]) -> shelves.Kept:
-    return shelves.Kept(generation, StatePair(*base), None, (), (), None)
+    return shelves.Kept(generation, StatePair(*base), None, Arguments())
 
 
 def test_only_what_fits_the_held_state_is_named_and_kept() -> None:
@@ -112,7 +112,7 @@ def test_a_step_that_was_applied_frees_what_was_kept() -> None:
         committer = Committer(member(groups), kept.strategy, state, plan, Memory(state, plan, None, 0), lambda *_: None)
         shelf = committer._shelf
         (flat,), *_ = kept.taken
-        shelf.add(shelves.Kept(1, base, kept.taken, (), (), None))
+        shelf.add(shelves.Kept(1, base, kept.taken, Arguments()))
         kept.taken = None
         assert committer.kept() == ((1, base),)
         assert committer.roll_forward(wanted, CommitRecord(wanted, 0.5, 1.0))
@@ -128,21 +128,23 @@ def test_a_step_that_was_applied_frees_what_was_kept() -> None:
 @pytest.mark.parametrize("aborted", [True, False], ids=["aborted before the row is sent", "the rows do not come"])
 def test_what_an_abort_may_have_left_is_not_kept(monkeypatch: pytest.MonkeyPatch, aborted: bool) -> None:
     """On GPUs the host has not waited for what was summed inside the group. Until its row is sent nobody has applied the step."""
-    committer: Any = Committer.__new__(Committer)
-    committer.plan = SimpleNamespace(layout=SimpleNamespace(size=2))
     kept, sent = [], []
 
     def check() -> None:
         if aborted:
             raise GenerationChanged("generation 1 has ended")
 
-    def exchange(*_: Any) -> None:
+    def gather(*_: Any) -> None:
         sent.append("row")
         raise PeerLost("rank 1")
 
-    committer.membership = SimpleNamespace(check=check, groups=None)
-    monkeypatch.setattr(committer, "_row", lambda _share: "row", raising=False)
-    monkeypatch.setattr(commit, "exchange", exchange)
+    membership: Any = SimpleNamespace(check=check, groups=None)
+    plan: Any = SimpleNamespace(layout=SimpleNamespace(size=2))
+    nothing: Any = None
+    rows = Agreement(membership, plan, nothing, nothing, nothing, None, lambda: False)
+    rows.begin(Share(0), 1, lambda: kept.append("gradients"))
+    monkeypatch.setattr(rows, "_row", lambda *_: "row")
+    monkeypatch.setattr(agreement, "gather", gather)
     with pytest.raises(GenerationChanged if aborted else PeerLost):
-        committer._rows(None, lambda: kept.append("gradients"))
+        rows([], Word)
     assert (kept, sent) == (([], []) if aborted else (["gradients"], ["row"]))

@@ -1,7 +1,7 @@
 """The model's persistent buffers (BatchNorm's running statistics): kept for a redo, made equal across ranks at each commit.
 
-Forward changes them on each rank by its own share, and a redo would change them twice. So they are copied when a step begins,
-put back when it is interrupted, and averaged over the ranks that ran forward before it commits (integers: the largest).
+Forward changes them on each rank by its own share, and a redo would change them twice. So they are copied when a step begins and
+put back when it is interrupted. Before a commit they are averaged over the ranks that ran forward (integers: the largest).
 Those that forward changed once are averaged in every step of the generation, together. Buffers with `persistent=False` are
 caches: they are in no state_dict, so nobody else gets them, and they are left alone.
 """
@@ -28,12 +28,16 @@ class Buffers:
         """Forward has changed these on some rank in this generation, so every rank averages them. In one order on all ranks."""
         self._groups: Groups | Part | None = None
         self._looked = False
-        """What is new among the buffers was looked for in this generation."""
+        """Buffers that the script has added were looked for in this generation."""
         self._sent: tuple[Pending, torch.Tensor] | None = None
-        self._num_asked = 0
+
+    @property
+    def are_none(self) -> bool:
+        """True if the model has no persistent buffer."""
+        return not self._at
 
     def begin_generation(self, groups: Groups | Part | None) -> None:
-        """Other ranks: which buffers forward changes is to be learned with them."""
+        """Forget which buffers forward changes: that is learned with the new ranks."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
         self._live, self._looked = [], False
 
@@ -68,22 +72,16 @@ class Buffers:
     def ask(self) -> list[Scalar]:
         """Return for each that is not averaged in each step whether forward changed it on this rank: 1, or 0.
 
-        Raises what `check_shapes` does.
+        `check_shapes` comes before.
         """
-        self.check_shapes()
-        asked = [_differs(self._kept[name], self._now(name)) for name in self._at if name not in self._live]
-        self._num_asked = len(asked)
-        return asked
-
-    def split(self, values: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Return those of the values that the last `ask` was for, and the others, which follow."""
-        return values[: self._num_asked], values[self._num_asked :]
+        return [_differs(self._kept[name], self._now(name)) for name in self._at if name not in self._live]
 
     def changed(self) -> list[str]:
         """Return the names of those that forward changed on this rank and that are not averaged in each step.
 
         Waits for the device. Raises what `check_shapes` does.
         """
+        self.check_shapes()
         names = [name for name in self._at if name not in self._live]
         return [name for name, differs in zip(names, to_host(self.ask())) if differs]
 
@@ -94,7 +92,7 @@ class Buffers:
 
     @property
     def sent(self) -> list[Pending]:
-        """What `launch` started: it has to be waited for before `average`."""
+        """The gather that `launch` started. It has to be waited for before `average`."""
         return [self._sent[0]] if self._sent is not None else []
 
     def average(self, ran: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""What has to be equal on all ranks, as hashes that are compared in each step: equal bits, equal hash, on any device.
+"""Hashes of tensors and optimizer settings, which are compared in each step: equal bits have equal hashes, on any device.
 
-Parameters and buffers are read a part in each step, so that the cost does not grow with the model; every part comes round
+Each step reads a part of the parameters and buffers, so that the cost does not grow with the model. Every part comes round
 within ROUNDS steps. The optimizer's settings are compared whole: a scheduler that ran on some ranks only shows at once.
 """
 

@@ -1,14 +1,13 @@
 """Local SGD and DiLoCo: each rank steps the optimizer by itself, and what is committed is a step over all ranks' changes.
 
 One step of the session is a round. A rank cuts its share into inner batches and steps the script's optimizer after each. At the
-commit its change since the round began, times the weight of its samples, is summed over the ranks as a gradient is: by
-`DataParallel`, over the parameters of the last commit (the *anchor*), to which the parameters are set back before. An outer
-optimizer then steps them. A round that is not committed leaves parameters and inner optimizer as they were when it began.
-Why so: docs/design/adr/0030-local-steps.md.
+commit the parameters are set back to those of the last commit, the *anchor*. A rank's change since then, times the weight of its
+samples, is summed over the ranks as a gradient is, by `DataParallel`. An outer optimizer then steps the parameters. A round that is
+not committed leaves parameters and inner optimizer as they were when it began. Why so: docs/design/adr/0030-local-steps.md.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,12 +19,11 @@ from regroup.generation.groups import Groups
 from regroup.state.optimizers import Together, load_exactly, parts_of
 
 from .ddp import DataParallel
-from .host import Scalar
-from .strategy import Guarantees, Share, Word
+from .strategy import Agree, Guarantees, Reduced, Share
 
 
 class LocalSteps:
-    """See `Strategy`: regroup.strategies.LocalSGD and DiLoCo."""
+    """The strategy of regroup.strategies.LocalSGD and DiLoCo."""
 
     def __init__(
         self,
@@ -38,7 +36,7 @@ class LocalSteps:
         outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
         before_change: Callable[[], None],
     ) -> None:
-        """`outer` makes what a commit steps; before_change: called before a round changes anything of the state.
+        """`outer` makes the optimizer that a commit steps. `before_change` is called before a round changes anything of the state.
 
         Raises UsageError for a model without anything to train, and for steps of too few microbatches.
         """
@@ -60,6 +58,7 @@ class LocalSteps:
         self.outer: Any = outer(trained) if trained else None
         # The settings of both are compared over ranks.
         self._sum = DataParallel(model, Together([*parts_of(optimizer), self.outer]), plan)
+        self.equal = self._sum.equal
         self._gradients = self._sum.gradients
         self._optimizer, self._plan = optimizer, plan
         self._inner_steps, self._max_norm = inner_steps, max_norm
@@ -71,37 +70,30 @@ class LocalSteps:
         self._kept: Any = None
         """The inner optimizer's state from then. None: nothing has been changed in this round."""
         self._used = bytes(len(self._gradients.parameters))
-        """By parameter: whether it got a gradient in any inner step of this round, on this rank."""
+        """One byte for each parameter: 1 if it got a gradient in any inner step of this round, on this rank."""
         self._weight = 0.0
-        """Of the inner batch that is not complete."""
+        """Weight of the inner batch that is not complete."""
         self._weights = 0.0
-        """Of all microbatches of this rank's round."""
+        """Weight of all microbatches of this rank's round."""
 
-    def begin_generation(self, groups: Groups | None) -> None:
-        """See Strategy."""
-        self._sum.begin_generation(groups)
+    def begin_generation(self, groups: Groups | None, *, replaced: bool = False) -> None:
+        """Cut this rank's new share into inner batches."""
+        self._sum.begin_generation(groups, replaced=replaced)
         rank, world_size = (groups.rank, groups.world_size) if groups is not None else (0, 1)
         self._ends = frozenset(inner_ends(self._plan.share(rank, world_size), self._inner_steps))
 
-    def forget(self) -> None:
-        """See Strategy."""
-        self._sum.forget()
-
     def begin_step(self) -> None:
-        """See Strategy."""
+        """Begin a round."""
         self._sum.begin_step()
         self._kept, self._weight, self._weights = None, 0.0, 0.0
         self._used = bytes(len(self._gradients.parameters))
 
-    def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
-        """See Strategy."""
-        self._sum.backward(v, loss, gradient, last=False)  # nothing is sent before the commit
-
-    def skip(self, v: int) -> None:
-        """See Strategy."""
+    def backward(self, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
+        """Add the gradients of one microbatch to those of the inner batch. Nothing is sent before the commit."""
+        self._sum.backward(loss, gradient, last=False)
 
     def added(self, v: int, weight: float | torch.Tensor) -> None:
-        """See Strategy: make the inner step whose last microbatch this is. It needs the weight now."""
+        """Make the inner step whose last microbatch this is. It needs the weight now."""
         weight = float(weight)
         self._weight += weight
         self._weights += weight
@@ -112,8 +104,8 @@ class LocalSteps:
         self._gradients.begin()
         self._weight = 0.0
 
-    def launch(self, share: Share) -> None:
-        """See Strategy: the parameters are the anchor from here on, and their gradients this rank's change of it."""
+    def reduce(self, share: Share, agree: Agree) -> Reduced:
+        """Sum the ranks' changes as gradients. The parameters are the anchor from here on."""
         self._gradients.begin()
         if self._kept is not None:
             at = {
@@ -125,62 +117,18 @@ class LocalSteps:
                         torch.sub(anchor, parameter, out=at[index]).mul_(self._weights)
                         self._gradients.mark_used(index)
             self._set_back()
-        self._sum.launch(share)
-
-    def parcel(self) -> torch.Tensor | None:
-        """See Strategy."""
-        return self._sum.parcel()
-
-    def unpack(self, parcels: torch.Tensor) -> None:
-        """See Strategy."""
-        self._sum.unpack(parcels)
-
-    def wait(self) -> None:
-        """See Strategy."""
-        self._sum.wait()
-
-    def ask(self) -> list[Scalar]:
-        """See Strategy."""
-        return self._sum.ask()
-
-    def word(self, values: Sequence[int]) -> Word:
-        """See Strategy."""
-        return self._sum.word(values)
-
-    def settle(self, words: Sequence[Word]) -> bool:
-        """See Strategy."""
-        return self._sum.settle(words)
-
-    def totals(self) -> tuple[float, float] | None:
-        """See Strategy."""
-        return self._sum.totals()
-
-    def norm_squared(self) -> Scalar | None:
-        """See Strategy: it measures none."""
-        return None
+        return self._sum.reduce(share, agree)
 
     def scale(self, weight: float) -> None:
-        """See Strategy."""
+        """Divide the sum of the changes by the round's weight."""
         self._sum.scale(weight)
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """See Strategy."""
+        """Raise AssertionError: `Committer.commit` refuses max_norm before."""
         raise AssertionError(f"a commit without a gradient of the whole batch was to be clipped to {max_norm}")
 
-    def run_backward(self, run: Any, parameters: Any = (), *, last: bool = False) -> None:
-        """See Strategy: it knows no model groups."""
-        raise NotImplementedError
-
-    def take(self) -> Any:
-        """See Strategy: it knows no model groups."""
-        raise NotImplementedError
-
-    def put_back(self, taken: Any, norm: float | None) -> None:
-        """See Strategy: it knows no model groups."""
-        raise NotImplementedError
-
     def undo(self) -> None:
-        """See Strategy."""
+        """Put parameters, buffers and the inner optimizer back to the last commit."""
         self._sum.undo()
         if self._kept is not None:
             self._set_back()
@@ -189,7 +137,7 @@ class LocalSteps:
             load_exactly(self._optimizer, kept)
 
     def close(self) -> None:
-        """See Strategy."""
+        """Take the hooks off the model."""
         self._sum.close()
 
     def _step(self, weight: float) -> None:

@@ -19,22 +19,23 @@ from .strategy import Guarantees, Share
 
 
 class Served(DataParallel):
-    """See `Strategy`: regroup.strategies.ParameterServer."""
+    """The strategy of regroup.strategies.ParameterServer on one rank."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, plan: CountedPlan, *, is_whole: bool) -> None:
         """is_whole: a version is the gradient of a whole block, of no age. Raises UsageError for a model that nothing trains."""
         super().__init__(model, optimizer, plan)
+        self._runs_ahead = False  # a push has the loss
         self.guarantees = Guarantees(
             same_bits_at_any_size=False, survivor_has_all=False, whole_gradient=is_whole, equal_state=False
         )
 
-    def begin_generation(self, groups: Groups | None) -> None:  # noqa: ARG002
-        """See Strategy: there is nobody to sum with."""
+    def begin_generation(self, groups: Groups | None, *, replaced: bool = False) -> None:  # noqa: ARG002
+        """Sum with no other rank: the server sums."""
         super().begin_generation(None)
 
     def collect(self, share: Share) -> None:
         """The gradients of this rank's deal are complete. Raises UsageError where forward has changed a buffer."""
-        self.launch(share)
+        self._launch(share)
         self._buffers.check_shapes()
         changed = self._buffers.changed() if share.weights else []
         if changed:

@@ -1,14 +1,15 @@
 """The seam between a session and how the work of a step is split over its ranks.
 
-A session is the same whatever the strategy: it deals samples, commits a step on all ranks or on none, and copies state to who
-joins. What depends on the split is behind `Strategy`: gradients and how they are summed, running statistics, what is
-compared, and which of the session's promises hold (`Guarantees`). One file for each strategy: `ddp`, `exact`, `local_steps`.
+A session is the same whatever the strategy. It deals samples, commits a step on all ranks or on none, and copies state to ranks
+that join. `Strategy` has what depends on the split: gradients and their sums, running statistics, and which of the session's
+promises hold (`Guarantees`). A strategy has one file: `ddp`, `exact` or `local_steps`. What has to be equal on all ranks is
+compared beside it (`equal`).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import torch
 
@@ -16,38 +17,42 @@ from regroup.bits import float_of
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
 
+from .equal import Equal
 from .host import Scalar, bits_of
+
+MAX_ROUNDS = 4
+"""Largest number of times that a strategy may ask for rows in one step. Two are enough, so more would be a defect of ours."""
 
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What holds under a strategy: for the documentation, and for whoever asks `job.guarantees`."""
+    """The promises that hold under a strategy. A script reads them as `job.guarantees`."""
 
     same_bits_at_any_size: bool
     """The committed state is bitwise that of one process, whatever the number of ranks and however often it changed."""
     survivor_has_all: bool
     """One survivor is enough to go on from the newest committed step."""
     lost_with_a_rank: str = ""
-    """What only the rank itself has, in no state that is copied or saved, so that it is lost when the rank is. "": nothing."""
+    """A part of training that only the rank itself has, in no state that is copied or saved. It is lost with the rank. "": none."""
     whole_gradient: bool = True
     """A step applies the gradient of its whole batch: the optimizer's path does not depend on the number of ranks, but for
     rounding."""
     equal_state: bool = True
-    """Every rank holds the same state, the optimizer's too: what a lost rank held is what each survivor holds."""
+    """Every rank holds the same state, the optimizer's too, so each survivor holds the state of a lost rank."""
     samples_once: bool = True
     """Each sample of an epoch is used once, whatever fails. (Under a parameter server the last ones may not be used at all.)"""
     optimizer_steps: int = 1
-    """Steps of the optimizer in one step of the session: a failure repeats at most so many."""
+    """Number of optimizer steps in one step of the session: a failure repeats at most so many."""
 
 
 @dataclass
 class Share:
-    """This rank's part of one step, as far as it has come. Losses and weights are by virtual worker."""
+    """This rank's part of one step, as far as it has come. Losses and weights have their virtual worker as key."""
 
     index: int
     """Number of the step, from 0."""
     pending: list[tuple[int, torch.Tensor, float]] = field(default_factory=list)
-    """(virtual worker, loss, factor): losses whose product has not been read from the device, and is in no `loss_sums`."""
+    """Losses that were not read from the device, as (virtual worker, loss, factor). They are in no `loss_sums`."""
     unread: dict[int, torch.Tensor] = field(default_factory=dict)
     """Weights that are on the device; `weights` has 0 for them."""
     loss_sums: dict[int, float] = field(default_factory=dict)
@@ -56,8 +61,8 @@ class Share:
     """Sum of the samples' hashes modulo 2^64."""
     ended: bool = False
     """The data ended before it was whole."""
-    loss: float = math.nan
-    """Mean over the whole batch, once that is known."""
+    loss: SupportsFloat = math.nan
+    """Mean over the whole batch, once the step is reduced. On a device it is read when it is asked for."""
 
     def add(self, v: int, loss: torch.Tensor, factor: float, weight: "float | torch.Tensor") -> None:
         """Take the loss and the weight of a microbatch. What is on the device is read once it is needed."""
@@ -67,12 +72,18 @@ class Share:
             weight = 0.0
         self.weights[v] = weight
 
+    def take_losses(self, device: torch.device) -> torch.Tensor:
+        """Return the sum of the losses on the device, a float64 scalar. From then on `ask` asks for weights only."""
+        parts = [loss.double().reshape(()).to(device, non_blocking=True) * factor for _, loss, factor in self.pending]
+        self.pending = []
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=device)
+
     def ask(self) -> list[Scalar]:
-        """Return what is to be read from the device (`to_host`), for `tell`."""
+        """Return the scalars of the device that `tell` takes as numbers."""
         return [bits_of(one) for one in (*(loss for _, loss, _ in self.pending), *self.unread.values())]
 
     def tell(self, values: Sequence[int]) -> None:
-        """Take what was read for `ask`. Raises UsageError for a weight that is no number of samples."""
+        """Take the values of the scalars of `ask`. Raises UsageError for a weight that is no number of samples."""
         numbers = list(map(float_of, values))
         for (v, _, factor), number in zip(self.pending, numbers):
             self.loss_sums[v] = number * factor
@@ -94,134 +105,125 @@ def checked_weight(weight: Any) -> float:
 
 
 class Word(NamedTuple):
-    """What a strategy has each rank tell the others before a commit. All ranks see the words of all, in rank order."""
+    """A strategy's part of a row. All ranks see the words of all ranks, in rank order."""
 
-    parameters: int = 0
-    """Hash of what has to be equal on all ranks: parameters and buffers, a part in each step. 0: not compared."""
-    settings: int = 0
-    """Hash of the optimizer's settings, such as learning rates. 0: not compared."""
     unused: int = 0
     """Hash of the set of parameters without a gradient; 0: each has one."""
     late: bool = False
     """Gradients came after their bucket was sent: they are still to be summed."""
     changed: bool = False
     """Forward changed buffers that were not averaged yet."""
-    repeated: int = 0
-    """Hash of what all ranks of a model group hold alike, a part in each step. 0: not compared."""
     norm_squared: float = 0.0
-    """Of this rank's summed gradients, before they are divided by the weight; what a group holds several times counts once."""
+    """Squared norm of this rank's summed gradients before they are divided by the weight. Parts that a model group holds several
+    times count once."""
     order: int = 0
     """Hash of the split modules that this rank has run in the step, in their order. 0: none."""
     own_norm_squared: float = -1.0
-    """Of this rank's own gradients, before the sum over ranks. Below 0: not measured."""
+    """Squared norm of this rank's own gradients, before the sum over ranks. Below 0: not measured."""
 
 
 NO_WORD = Word()
 
 
+class Agreed(NamedTuple):
+    """The content of all ranks' rows, once they were checked."""
+
+    words: tuple[Word, ...]
+    """The words of all ranks, in rank order."""
+    loss_sum: float
+    """The sum over the losses in the rows. It lacks those that a strategy has taken (`Share.take_losses`)."""
+    weight: float
+    """The weight of the whole step."""
+    parcels: torch.Tensor | None = None
+    """The parcels of all ranks, [ranks, bytes], where ranks sent one."""
+
+
+class Agree(Protocol):
+    """Sends this rank's row and returns the rows of all. The commit hands one to `Strategy.reduce`; all ranks call it as often."""
+
+    def __call__(
+        self,
+        asked: Sequence[Sequence[Scalar]],
+        word: Callable[..., Word],
+        meanwhile: Callable[[], None] | None = None,
+        parcel: torch.Tensor | None = None,
+    ) -> Agreed:
+        """Read the lists of scalars, send the word that `word(*lists)` makes of their values, and return what all ranks sent.
+
+        `meanwhile` is called while the rows are on their way. The parcel, [bytes] in host memory and of one length on all ranks,
+        travels with the row. Raises what `Groups.failed` says, and the errors of a step that must not be committed.
+        """
+        ...
+
+
+class Reduced(NamedTuple):
+    """The result of `Strategy.reduce`, equal on all ranks. The gradients themselves stay with the strategy."""
+
+    loss: SupportsFloat
+    """Mean over the whole batch, by weight."""
+    weight: float
+    norm_squared: Scalar | None = None
+    """Squared norm of the summed gradients, as its bits (`host.bits_of`). None: it was not measured in this step, on any rank."""
+
+
+def settled(agreed: Agreed, settle: Callable[[Sequence[Word]], bool], again: Callable[[], Agreed]) -> Agreed:
+    """Return the last rows of a step. `settle` does what the words ask for, and returns True if it needs new rows: `again`."""
+    for _ in range(MAX_ROUNDS):
+        if not settle(agreed.words):
+            return agreed
+        agreed = again()
+    raise AssertionError(f"the ranks' words never settle: {agreed.words}")
+
+
 class Strategy(Protocol):
     """One session's strategy. Calls come in the order below, from the main thread; all ranks make the same ones.
 
-    What communicates raises what `Groups.failed` says, and UsageError for what the strategy cannot do. `undo` may come at any
-    point of a step before `apply`.
+    `reduce` communicates: it raises what `Groups.failed` says, and UsageError for what the strategy cannot do. `undo` may come at
+    any point of a step before `scale`.
     """
 
     guarantees: Guarantees
     outer: Any
     """The optimizer that a commit steps in place of the script's; a part of the state, as `outer`. None: the script's."""
+    equal: Equal
+    """The checks of what has to be equal on all ranks."""
 
-    def begin_generation(self, groups: Groups | None) -> None:
-        """Other ranks than before, from here on. None: plain `python`."""
-        ...
+    def begin_generation(self, groups: Groups | None, *, replaced: bool = False) -> None:
+        """Take the groups of a new generation; None: plain `python`.
 
-    def forget(self) -> None:
-        """This rank's state has been replaced by a copy: what it kept for itself belongs to the old one. Comes before
-        `begin_generation`."""
+        `replaced` says that this rank's state is a copy of another rank's: what the strategy kept for the old state is dropped.
+        """
         ...
 
     def begin_step(self) -> None:
-        """Gradients are zero."""
+        """Zero the gradients."""
         ...
 
-    def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of virtual worker `v`: of `loss`, a scalar, times `gradient`. `last`: of this rank's in this step."""
-        ...
-
-    def run_backward(
-        self, run: Callable[[], Any], parameters: Sequence[torch.nn.Parameter] = (), *, last: bool = False
-    ) -> None:
-        """Call `run`, a piece of the backward pass of a pipeline's stage. parameters: those whose gradients have got more by
-        it, where autograd did not add it. `last`: of this rank's in this step. Called in a model group only."""
-        ...
-
-    def skip(self, v: int) -> None:
-        """Virtual worker `v` adds nothing: its weight is 0."""
+    def backward(self, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of one microbatch: of `loss`, a scalar, times `gradient`. `last`: no other one of this rank follows."""
         ...
 
     def added(self, v: int, weight: float | torch.Tensor) -> None:
-        """`backward` or `skip` of virtual worker `v` is over. weight: its microbatch's, as `scale` takes it."""
+        """Note that the microbatch of virtual worker `v` is complete, with a backward or without one. `weight` is in the unit
+        of `scale`."""
         ...
 
-    def launch(self, share: Share) -> None:
-        """Start everything that has to be summed over ranks and has not been started by the last backward."""
-        ...
-
-    def parcel(self) -> torch.Tensor | None:
-        """Return bytes in host memory that are gathered with the rows, instead of by a collective of their own: [bytes], of
-        one length on all ranks. None: there are none."""
-        ...
-
-    def unpack(self, parcels: torch.Tensor) -> None:
-        """Take the parcels of all ranks: [ranks, bytes], in rank order."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until it is summed."""
-        ...
-
-    def ask(self) -> list[Scalar]:
-        """Return what `word` needs of the device. It is read together with the losses, so that the host waits once."""
-        ...
-
-    def word(self, values: Sequence[int]) -> Word:
-        """Return what this rank tells the others. `values`: of the last `ask`."""
-        ...
-
-    def settle(self, words: Sequence[Word]) -> bool:
-        """Do what the words of all ranks ask for; return True if something was exchanged: then new words are gathered."""
-        ...
-
-    def totals(self) -> tuple[float, float] | None:
-        """Return the step's (loss sum, weight) over all ranks; None: they are the sums over the rows."""
-        ...
-
-    def norm_squared(self) -> Scalar | None:
-        """Return the squared norm of the summed gradients, as its bits (`host.bits_of`), where `word` has that of this rank's own.
-        None: not measured in this step, on any rank. Comes before `scale`."""
+    def reduce(self, share: Share, agree: Agree) -> Reduced:
+        """Sum everything over the ranks and agree on it. Returns on a rank only when all ranks have given their part."""
         ...
 
     def scale(self, weight: float) -> None:
-        """Divide the summed gradients by the step's weight. Local, as is all that follows."""
+        """Divide the summed gradients by the step's weight. This and all that follows is local."""
         ...
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Clip the gradients' norm over all parameters to `max_norm`; return what it was, a scalar."""
-        ...
-
-    def take(self) -> Any:
-        """The rows of the step do not come: give away all that was summed. It changes no more, and is for `put_back`. Called in a
-        model group only."""
-        ...
-
-    def put_back(self, taken: Any, norm: float | None) -> None:
-        """`scale` and `clip` come next, for the step that `taken` is of. `norm`: what its `clip` returned elsewhere, if it was
-        clipped."""
+        """Clip the gradients' norm over all parameters to `max_norm`. Returns the norm before, a scalar."""
         ...
 
     def undo(self) -> None:
-        """The step is not committed: what forward changed is as before."""
+        """Put back what forward and inner steps have changed: the step is not committed."""
         ...
 
     def close(self) -> None:
-        """The session has ended: nothing of ours stays at the model."""
+        """Take everything of ours off the model: the session has ended."""
         ...

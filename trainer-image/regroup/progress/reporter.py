@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import SupportsFloat
 
 from regroup.data import SamplePlan
 from regroup.generation.watcher import Watcher
@@ -47,7 +48,7 @@ class Progress:
 
     step: int
     """Number of committed steps."""
-    loss: float | None
+    loss: SupportsFloat | None
     reportable: int
     """Number of steps that every rank is certain to have committed (rule ACK)."""
     total: int | None
@@ -74,6 +75,8 @@ class Reporter:
         self._attempts = Attempts()
         self._generation = 0
         self._noise_scale: float | None = None
+        self._unread: SupportsFloat | None = None
+        """Loss of the last commit, if it was on the device then."""
         self._printed: set[str] = set()
         """Kinds of copies whose lateness was printed: "checkpoint", "snapshot"."""
         self._last: local.Committed | None = None
@@ -136,11 +139,12 @@ class Reporter:
         send = (
             self._watcher.send_soon if first_step_ms is None and progress.step != progress.total else self._watcher.send
         )
+        loss = self._known(progress.loss)
         self._last = local.Committed(
             generation=self._generation,
             step=progress.step,
             reportable_step=progress.reportable,
-            loss=progress.loss if progress.loss is not None and math.isfinite(progress.loss) else None,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
             samples=self._plan.samples(progress.reportable),
             digest=self._plan.digest(progress.reportable),
             total_steps=progress.total,
@@ -160,6 +164,13 @@ class Reporter:
             noise_scale=self._noise_scale,
         )
         send(self._last)
+
+    def _known(self, loss: SupportsFloat | None) -> float | None:
+        """Return a loss that is known without a wait: that of the step before, if this one is still on the device."""
+        if isinstance(loss, float):
+            return loss
+        before, self._unread = self._unread, loss
+        return None if before is None else float(before)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -7,7 +7,7 @@ The objects are the user's. They are loaded in place and never replaced. `transf
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import torch
 
@@ -28,8 +28,8 @@ class CommitRecord(NamedTuple):
     """The result of a commit. It stays with the state that the commit made, and goes with each copy of it."""
 
     state: StatePair
-    loss: float
-    """Weighted mean over the whole batch."""
+    loss: SupportsFloat
+    """Mean over the whole batch, by weight. On a device it is read when it is asked for."""
     weight: float
     norm: torch.Tensor | float | None = None
     """Norm of the gradient before it was clipped, a scalar on the model's device; None: it was not clipped."""
@@ -43,7 +43,7 @@ class CommitRecord(NamedTuple):
         rates = [float(rate) for rate in self.learning_rates]
         return [
             self.state,
-            self.loss,
+            float(self.loss),
             self.weight,
             None if self.norm is None else float(self.norm),
             rates,

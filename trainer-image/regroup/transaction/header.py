@@ -1,14 +1,15 @@
-"""What ranks tell each other once a step: one row of int64 each, all-gathered, and what follows from the rows. Pure.
+"""The rows that ranks gather in each step, one row of int64 for each rank, and the conclusions from them. Pure.
 
-A gather instead of a sum: every rank computes sums, minima and comparisons itself, in rank order and in exact integers, so
+Rows are gathered and not summed. Every rank computes sums, minima and comparisons itself, in rank order and in exact integers. So
 all ranks come to the same result from one small collective. Floats travel as their bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from regroup.bits import float_bits, float_of, signed, unsigned
+from regroup.parallel.equal import NO_HASHES, Hashes
 from regroup.parallel.strategy import NO_WORD, Word
 
 WIDTH = 16
@@ -29,8 +30,10 @@ class Row(NamedTuple):
     """Newest step that its worker has in its memory snapshot, -1: none yet; None: it takes none (rule ACK)."""
     total: int = 0
     """Number of steps that its script asks for."""
+    hashes: Hashes = NO_HASHES
+    """Hashes of its state, which has to be equal on all ranks."""
     word: Word = NO_WORD
-    """Its strategy's."""
+    """The word of its strategy."""
     wants_snapshot: bool = False
     """It is time for a memory snapshot, after this step."""
     wants_checkpoint: bool = False
@@ -38,13 +41,13 @@ class Row(NamedTuple):
     ended: bool = False
     """Its data ended before its share of the step was whole."""
     busy_ns: int = 0
-    """For how long it did not wait for others, since ranks met last (`laps`)."""
+    """Nanoseconds in which it did not wait for others (`Laps.busy_ns`)."""
     work_ns: int = 0
-    """For how long it worked on its share of the step."""
+    """Nanoseconds of its work on its share of the step."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
-        word = self.word
+        word, hashes = self.word, self.hashes
         flags = (
             self.knows_newer
             | word.changed << 1
@@ -59,12 +62,12 @@ class Row(NamedTuple):
             float_bits(self.weight),
             signed(self.sample_hash),
             _NO_SNAPSHOTS if self.snapshotted is None else self.snapshotted,
-            signed(word.parameters),
+            signed(hashes.parameters),
             flags,
             self.total,
-            signed(word.settings),
+            signed(hashes.settings),
             signed(word.unused),
-            signed(word.repeated),
+            signed(hashes.repeated),
             float_bits(word.norm_squared),
             self.busy_ns,
             self.work_ns,
@@ -88,13 +91,11 @@ class Row(NamedTuple):
             busy_ns=values[12],
             work_ns=values[13],
             knows_newer=bool(flags & 1),
+            hashes=Hashes(parameters=unsigned(values[5]), settings=unsigned(values[8]), repeated=unsigned(values[10])),
             word=Word(
-                parameters=unsigned(values[5]),
-                settings=unsigned(values[8]),
                 unused=unsigned(values[9]),
                 changed=bool(flags & 2),
                 late=bool(flags & 4),
-                repeated=unsigned(values[10]),
                 norm_squared=float_of(values[11]),
                 own_norm_squared=float_of(values[14]),
                 order=values[15],
@@ -147,7 +148,7 @@ class Header:
 
     @property
     def takes_snapshot(self) -> bool:
-        """Every worker finds it time for a memory snapshot: all copy after this step, so that they are slowed together, and the
+        """Every worker finds it time for a memory snapshot. All copy after this step, so that they are slowed together, and the
         slowest says how often."""
         copying = [row for row in self.rows if row.snapshotted is not None]
         return bool(copying) and all(row.wants_snapshot for row in copying)
@@ -179,37 +180,43 @@ class Header:
                 f"Ranks ask for different numbers of steps ({', '.join(map(str, sorted(totals)))}). "
                 "Pass the same number to job.steps() in all workers."
             )
-        first = self.rows[0].word
-        odd = [rank for rank, row in enumerate(self.rows) if row.word.settings != first.settings]
+        return self._differing_hashes(self.rows[0].step)
+
+    def _differing_hashes(self, step: int) -> str | None:
+        first, m = self.rows[0].hashes, self.group_size
+        odd = self._odd(lambda _, row: row.hashes.settings == first.settings)
         if odd:
             return (
-                f"The optimizer's settings before step {self.rows[0].step} (learning rates and the like) differ between rank 0 "
+                f"The optimizer's settings before step {step} (learning rates and the like) differ between rank 0 "
                 f"and rank {_listed(odd)}. Pass schedulers in the `state` of regroup.session() and step them on "
                 "all ranks, with step.commit(after=[scheduler.step])."
             )
-        odd = [rank for rank, row in enumerate(self.rows) if row.word.repeated != first.repeated]
+        odd = self._odd(lambda _, row: row.hashes.repeated == first.repeated)
         if odd:
             return (
-                f"Parameters that every rank of a model group has whole differ before step {self.rows[0].step} between rank 0 and "
+                f"Parameters that every rank of a model group has whole differ before step {step} between rank 0 and "
                 f"rank {_listed(odd)}. Call torch.manual_seed() with one number in all processes before the model is built, and "
                 "change parameters in a hook of step.commit() only."
             )
-        m = self.group_size
-        odd = [rank for rank, row in enumerate(self.rows) if row.word.order != self.rows[rank - rank % m].word.order]
-        if odd and m > 1:
+        odd = self._odd(lambda rank, row: m == 1 or row.word.order == self.rows[rank - rank % m].word.order)
+        if odd:
             return (
-                f"In step {self.rows[0].step}, rank {_listed(odd)} ran other split modules than the first rank of the same model "
+                f"In step {step}, rank {_listed(odd)} ran other split modules than the first rank of the same model "
                 "group, or ran them in another order, so it computed with the wrong parameters. Run the same modules for every "
                 "microbatch: choose them by step.index, not by the data."
             )
-        odd = [rank for rank, row in enumerate(self.rows) if row.word.parameters != self.rows[rank % m].word.parameters]
+        odd = self._odd(lambda rank, row: row.hashes.parameters == self.rows[rank % m].hashes.parameters)
         if odd:
             with_ = "0" if m == 1 else _listed(sorted({rank % m for rank in odd}))
             return (
-                f"Parameters or buffers before step {self.rows[0].step} differ between rank {with_} and rank {_listed(odd)}: "
+                f"In step {step} it was found that parameters or buffers differ between rank {with_} and rank {_listed(odd)}: "
                 "code outside step.commit() changed them on some ranks only. Move that change into a hook of step.commit()."
             )
         return None
+
+    def _odd(self, fits: Callable[[int, Row], bool]) -> list[int]:
+        """Return the ranks whose row does not fit."""
+        return [rank for rank, row in enumerate(self.rows) if not fits(rank, row)]
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -6,8 +6,8 @@ in it, or in the optimizer, could leave some ranks with the step and some withou
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -23,6 +23,17 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 """Namespaces of torch's operators that communicate."""
 _MAX_SEEN = 10_000
 """Objects that are looked at inside `state`, for one that is a part of another."""
+
+
+class Arguments(NamedTuple):
+    """The arguments of `step.commit()`."""
+
+    before: Sequence[Callable[[], Any]] = ()
+    """Hooks that run before the optimizer's step."""
+    after: Sequence[Callable[[], Any]] = ()
+    """Hooks that run after it."""
+    max_norm: float | None = None
+    """The gradient's norm is clipped to it; None: it is not clipped."""
 
 
 class Hooks:
@@ -122,8 +133,8 @@ class refuse_collectives:
 class _Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compile under this mode as without it. Else torch runs what is compiled in the first commit (`torch.compile` of
-        optimizer.step, of a function that it calls, of a hook) uncompiled, then and for the rest of the process."""
+        """Compile under this mode as without it. Else torch would not compile a function that runs first in the first commit, such
+        as optimizer.step or a hook, for the rest of the process."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,29 +1,29 @@
 """Gradients that were reduced and not applied, because the rows of the step never came (rule KEEP).
 
-Somebody else may have had all rows, and have applied the step: then this rank has what it needs to follow, and a generation that
-continues from that state asks for it. They stay until the next apply, or until this rank holds another state than the one that
-they were computed on.
+Another rank may have had all rows, and have applied the step. Then a generation that continues from that state asks for these
+gradients, and this rank can follow. They stay until the next apply, or until this rank holds another state than the one that they
+were computed on.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regroup.protocol.state import StatePair
 
+from .hooks import Arguments
+
 
 @dataclass(frozen=True)
 class Kept:
-    """One step that was reduced and not applied, and what its commit was called with."""
+    """One step that was reduced and not applied."""
 
     generation: int
     base: StatePair
     """The state that the gradients were computed on."""
     reduced: Any
-    """What the strategy has reduced (`Strategy.take`)."""
-    before: Sequence[Callable[[], Any]]
-    after: Sequence[Callable[[], Any]]
-    max_norm: float | None
+    """The sums of the strategy (`DataParallel.take`)."""
+    arguments: Arguments
+    """The arguments of its commit."""
 
     @property
     def makes(self) -> StatePair:
@@ -32,7 +32,7 @@ class Kept:
 
 
 class Shelf:
-    """What one process has kept: one entry for each generation that broke at this point without a commit in between."""
+    """The kept steps of one process: one for each generation that broke at this point without a commit in between."""
 
     def __init__(self) -> None:
         self._kept: list[Kept] = []
@@ -41,7 +41,7 @@ class Shelf:
         self._kept.append(kept)
 
     def clear(self) -> None:
-        """A step was applied: whoever needs an older one copies."""
+        """Drop all: a step was applied, and a rank that needs an older one copies."""
         self._kept = []
 
     def names(self, held: StatePair | None) -> tuple[tuple[int, StatePair], ...]:

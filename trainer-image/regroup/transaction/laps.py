@@ -1,8 +1,8 @@
-"""Where the time of a step goes on this rank: laps of one clock, and what they add up to.
+"""The time of a step on this rank, cut into parts by laps of one clock.
 
-Owns the parts of a step. Does not touch the device: on a GPU, `forward` and `backward` are the time in which the host starts
-work, and `device` is the time for which it then waits until that work is done. Costs a few readings of the clock a step.
-Their mean over steps is in `progress.breakdown`.
+Owns the parts of a step. Does not touch the device. On a GPU, `forward` and `backward` are the time in which the host starts work.
+`device` is the time for which it then waits until that work is done. Costs a few readings of the clock a step. `progress.breakdown`
+has the means over steps.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class StepTimes(NamedTuple):
     communication: float
     """Sums over ranks that backward did not hide."""
     waits: float
-    """Until the slowest rank has come to its commit."""
+    """Waiting until the slowest rank has come to its commit."""
     apply: float
     """Clipping, the hooks and the optimizer's step."""
     between: float
@@ -41,10 +41,14 @@ class Laps:
     def __init__(self) -> None:
         self.sums = [0.0] * NUM_PARTS
         """Seconds of the step in progress, or of the last one, by part."""
+        self.busy_ns = 0
+        """Nanoseconds in which this rank did not wait for others, from the last meeting until its device had computed its share.
+        Before the device has computed a step, it is that of the step before."""
         self._last_s = self._committed_s = self._met_s = perf_counter()
 
     def begin_generation(self) -> None:
-        """Other ranks: they have just met at the end of adoption, and what was before is no part of a step."""
+        """Begin the clock anew: ranks have just met at the end of adoption, and the time before is no part of a step."""
+        self.busy_ns = 0
         self._committed_s = self._met_s = perf_counter()
 
     def begin(self) -> None:
@@ -59,9 +63,10 @@ class Laps:
         self.sums[part] += now_s - self._last_s
         self._last_s = now_s
 
-    def busy_ns(self) -> int:
-        """Return for how long this rank did not wait for others: nanoseconds since ranks met last, up to the last lap."""
-        return int((self._last_s - self._met_s) * 1e9)
+    def computed(self) -> None:
+        """Note that the device has computed this rank's share of the step. From here on the rank waits for others."""
+        self.lap(DEVICE)
+        self.busy_ns = int((self._last_s - self._met_s) * 1e9)
 
     def work_ns(self) -> int:
         """Return for how long this rank has worked on its share of the step: nanoseconds, up to the last lap."""

@@ -1,8 +1,8 @@
 """A rehearsal: the script's block of a step runs once before its process is ready, for what it compiles and fills.
 
-Owns that nothing of it is kept. A session begins it before a generation is entered, so it communicates with nobody: what takes
-minutes in the first forward of a process holds nobody up. For the script it is a step that a membership change ends at its
-commit, so nothing of a script that may redo a step runs otherwise than in a redo. Why so: docs/design/adr/0025-rehearsal.md.
+Owns that nothing of it is kept. A session begins it before a generation is entered, so it communicates with nobody. The minutes
+that a process's first forward may take hold nobody up. For the script it is a step that a membership change ends at its commit. A
+script that may redo a step sees no difference. Why so: docs/design/adr/0025-rehearsal.md.
 """
 
 import sys
@@ -26,7 +26,7 @@ MICROBATCHES = 2
 
 
 class Rehearsal:
-    """What a rehearsed step is run against, in place of a `Committer`."""
+    """The transaction of a rehearsed step, in place of a `Committer`."""
 
     def __init__(self, strategy: Strategy, state: TrainingState, plan: SamplePlan) -> None:
         self.plan, self.laps = plan, Laps()
@@ -57,46 +57,46 @@ class Rehearsal:
                 )
 
     def share(self) -> range:
-        """See Transaction: the first microbatches of the step."""
+        """Return the first microbatches of the step."""
         return range(min(MICROBATCHES, self.plan.num_virtual))
 
     def begin(self) -> None:
-        """See Transaction."""
+        """Begin the step in a world of one."""
         self._is_begun = True
         self._strategy.begin_generation(None)
         self._strategy.begin_step()
 
     def end(self) -> None:
-        """See Transaction."""
+        """Do nothing: `keep_nothing` ends a rehearsal."""
 
     @property
     def applied(self) -> tuple[()]:
-        """See regroup.step.Transaction: there is no server."""
+        """Return nothing: there is no parameter server."""
         return ()
 
     def key(self, index: int, v: int) -> Key:
-        """See regroup.step.Transaction."""
+        """Return the key of the microbatch that virtual worker `v` computes in a step."""
         return Key(index, v)
 
     def check(self) -> None:
-        """See Transaction: there is no group that could end."""
+        """Do nothing: there is no group that could end."""
 
     def stream(self, v: int) -> int:
-        """See Transaction."""
+        """Return the number of the random stream of a virtual worker."""
         return v
 
     def skip(self, v: int) -> None:
-        """See Transaction."""
+        """Do nothing: a rehearsal sums nothing."""
 
     def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:  # noqa: ARG002
-        """See Transaction. The scaler is left alone: it makes its tensors when it is first used."""
-        self._strategy.backward(v, loss, torch.full_like(loss, factor / self.plan.global_batch), last=False)
+        """Compute the gradients of one microbatch. The scaler is left alone: it makes its tensors when it is first used."""
+        self._strategy.backward(loss, torch.full_like(loss, factor / self.plan.global_batch), last=False)
 
     def added(self, v: int, weight: float | torch.Tensor) -> None:
-        """See Transaction: a rehearsal steps no optimizer."""
+        """Do nothing: a rehearsal steps no optimizer."""
 
     def interrupted(self, error: BaseException, *, committed: bool) -> bool:  # noqa: ARG002
-        """See Transaction: the block has come to its commit."""
+        """Return True if the block has come to its commit."""
         return isinstance(error, GenerationChanged)
 
     def commit(
@@ -106,19 +106,19 @@ class Rehearsal:
         after: Sequence[Callable[[], Any]],  # noqa: ARG002
         max_norm: float | None,  # noqa: ARG002
     ) -> CommitRecord:
-        """See Transaction. Raises GenerationChanged, always, and UsageError for buffers that cannot be a part of the state."""
-        self._strategy.ask()
+        """Raise GenerationChanged, or UsageError for buffers that cannot be a part of the state."""
+        self._strategy.equal.check()
         raise GenerationChanged(f"the rehearsal of step {share.index} is over")
 
     def noise_scale(self) -> None:
-        """See Transaction."""
+        """Return None: a rehearsal measures nothing."""
 
     def run(self, work: Any) -> None:
-        """See Transaction: there are no rehearsals in a model group."""
+        """Raise AssertionError: there are no rehearsals in a model group."""
         raise AssertionError(f"a rehearsal of a pipeline: {work}")
 
     def announce(self) -> None:
-        """See Transaction."""
+        """Raise AssertionError: a rehearsal is never committed."""
         raise AssertionError("a rehearsal was committed")
 
 

@@ -27,7 +27,7 @@ from regroup.protocol.state import StatePair
 from regroup.state.training import CommitRecord, TrainingState
 
 from . import messages
-from .commit import exchange
+from .agreement import exchange
 from .header import Header, Row
 from .hooks import Hooks
 from .laps import DEVICE, EXCHANGE, FORWARD, Laps
@@ -222,12 +222,12 @@ class ServedCommitter:
     def added(self, v: int, weight: float | torch.Tensor) -> None:
         """`backward` or `skip` of share `v` is over."""
 
-    def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
+    def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:  # noqa: ARG002
         """Add the gradients of share `v`: of `loss` times `factor`."""
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factor must not be rounded
         gradient = torch.full_like(loss, factor * self._versions.prescale)
-        self.strategy.backward(v, loss, gradient, last=last)
+        self.strategy.backward(loss, gradient, last=last)
 
     def run(self, work: Any) -> None:
         """See regroup.step.Transaction: there are no model groups."""
