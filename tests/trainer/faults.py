@@ -225,4 +225,4 @@ def _rows_lost(is_it: Callable[[int, int], bool]) -> None:
             raise GroupBroken("TEST_FAULT")
         return found
 
-    agreement.gather = losing
+    agreement.gather = losing  # type: ignore[assignment]

@@ -340,7 +340,9 @@ class ServedCommitter:
         self._report(record, False)
 
     def _report(self, record: CommitRecord, empty: bool) -> None:
-        row = Row(record.state.step, record.loss, record.weight, knows_newer=False, sample_hash=0, total=self.total)
+        row = Row(
+            record.state.step, float(record.loss), record.weight, knows_newer=False, sample_hash=0, total=self.total
+        )
         self._on_commit(record, Header((row,)), empty)
 
     def _check_samples(self, share: Share) -> None:

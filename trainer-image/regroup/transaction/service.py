@@ -237,7 +237,7 @@ class Service:
 
     def _reply(self, peer: _Peer, kind: int, shares: tuple[int, ...] = (), follow: Sequence[torch.Tensor] = ()) -> None:
         version, samples, digest, loss, weight = self._said
-        reply = Reply(kind, version, samples, digest, loss, weight, shares)
+        reply = Reply(kind, version, samples, digest, float(loss), weight, shares)
         peer.link.send([reply.pack(self._most), *follow])
         if kind == messages.FINISHED and peer is self._peers.get(self.desk.terms.roles.standby or 0):
             assert self._copies is not None
