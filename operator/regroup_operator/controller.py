@@ -63,7 +63,7 @@ class Observer(Protocol):
         ...
 
     def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
-        """Count a write of a job's status, which is `after` now."""
+        """Count what differs between two statuses of a job; `after` was just written."""
         ...
 
 
