@@ -17,9 +17,16 @@ from tests.trainer.agent_edge import OperatorEdge, Worker, operator_edge
 from tests.trainer.elastic_kit import PACE_S, SCRIPT, STEPS
 from tests.trainer.zygote import Zygote
 
+LONGEST = "test_tutorials.py"
+"""Its longest test takes twice as long as any other. The last process of pytest would run it alone."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what needs FSDP2 where torch is too old for it: tests whose text or parameters name the dimension `shard`."""
+    """Begin with the longest tests. Leave out what needs FSDP2 where torch is too old for it.
+
+    Such tests name the dimension `shard` in their text or in their parameters.
+    """
+    items.sort(key=lambda item: item.path.name != LONGEST)
     if torch_versions.has(torch_versions.FSDP, torch.__version__):
         return
     skip = pytest.mark.skip(reason="a session refuses FSDP2 with this torch (regroup/torch_versions.py)")
