@@ -36,9 +36,9 @@ def as_on_a_gpu() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("mesh", "ranks"),
     [
-        ("shard=2", 4),
-        ("tensor=2", 2),
         ("shard=2 tensor=2", 4),
+        pytest.param("shard=2", 4, marks=OTHERS),
+        pytest.param("tensor=2", 2, marks=OTHERS),
         pytest.param("shard=1", 2, marks=OTHERS),
         pytest.param("shard=2", 2, marks=OTHERS),
         pytest.param("shard=3", 3, marks=OTHERS),

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from regroup.protocol import env, local
+from tests.long import only_long
 from tests.trainer.split_kit import SplitJob
 from tests.trainer.test_context_and_experts import SCRIPT, undisturbed
 from tests.trainer.test_model_groups import Whole, assert_close
@@ -60,15 +61,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[
 @pytest.mark.parametrize(
     ("asked", "mesh", "ranks", "then", "then_ranks"),
     [
-        (DENSE, "context=2", 2, "", 1),
-        (DENSE, "", 1, "context=2", 4),
         (DENSE, "context=2", 4, "shard=2 context=2", 4),
         (DENSE, "context=2 tensor=2", 4, "context=2", 2),
         (EXPERTS, "expert=2", 2, "", 1),
         (EXPERTS, "", 1, "expert=2", 4),
         (EXPERTS, "expert=2", 4, "expert=4", 4),
         (EXPERTS, "shard=2 expert=2", 4, "expert=2", 2),
-        (EXPERTS, "expert=2", 2, "shard=2 expert=2", 4),
+        *(
+            pytest.param(*one, marks=only_long("each of the two splits is written and read in the rows above"))
+            for one in (
+                (DENSE, "context=2", 2, "", 1),
+                (DENSE, "", 1, "context=2", 4),
+                (EXPERTS, "expert=2", 2, "shard=2 expert=2", 4),
+            )
+        ),
     ],
 )
 @pytest.mark.slow

@@ -63,9 +63,11 @@ NO_HANGS = ["slow:1:80", "declared:2:90"]
 """After the others: a step that takes long, and a pause longer than hangSeconds that ends before its max_s. They make none."""
 
 
+@pytest.mark.slow
 def test_hangs_of_every_kind_are_named_and_ended_and_no_step_is_lost(
     start: Start, zygote: Zygote, tmp_path: Path
 ) -> None:
+    """Slow: each hang lasts for HANG_S at least."""
     plain = Plain(zygote, tmp_path / "plain", SCRIPT)
     run = start(" ".join([*IN_TURN, *NO_HANGS]), "--max-restarts", "20")
     status = succeeded(run)

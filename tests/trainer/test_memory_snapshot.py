@@ -101,7 +101,7 @@ def test_exception_in_a_forward_leaves_no_half_step_in_the_buffers(
     assert min(line["step"] for line in commits(tmp_path) if line["generation"] > 1) == RAISES_AT
 
 
-@pytest.mark.slow
+@only_long("it shows only that the test above can fail")
 def test_without_snapshots_the_same_exception_costs_everything(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     """What the test above would miss if snapshots did nothing."""
     ends(start("--workers", "2", *ELASTIC, TEST_RAISE=f"1:{RAISES_AT}"))

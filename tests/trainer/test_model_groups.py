@@ -105,8 +105,10 @@ def test_a_split_model_learns_what_one_process_does(
         ("shard=2", 4, "unused uneven two checkpointed"),
         ("shard=3", 3, "unused uneven tied compiled"),
         ("shard=2 tensor=2", 4, "unused"),
-        pytest.param("tensor=2", 4, "compiled", marks=only_long("the next row has both splits")),
-        pytest.param("shard=2 tensor=2", 4, "compiled", marks=pytest.mark.slow),
+        *(
+            pytest.param(mesh, 4, "compiled", marks=only_long("a compiled model is split by FSDP2 and by layers here"))
+            for mesh in ("tensor=2", "shard=2 tensor=2")
+        ),
         ("pipeline=2", 4, "compiled"),
     ],
 )

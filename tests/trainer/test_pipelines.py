@@ -209,10 +209,11 @@ def test_a_process_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
 @pytest.mark.parametrize(
     ("mesh", "victim"),
     [
-        ("pipeline=2 tensor=2", 1),
         ("pipeline=2 shard=2", 6),
-        pytest.param("pipeline=2 tensor=2", 6, marks=only_long("each mesh and each victim is there")),
-        pytest.param("pipeline=2 shard=2", 1, marks=only_long("each mesh and each victim is there")),
+        *(
+            pytest.param(*one, marks=only_long("as with FSDP2 inside the stages"))
+            for one in (("pipeline=2 tensor=2", 1), ("pipeline=2 tensor=2", 6), ("pipeline=2 shard=2", 1))
+        ),
     ],
 )
 @pytest.mark.slow

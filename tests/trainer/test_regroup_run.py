@@ -25,9 +25,9 @@ from tests.trainer.zygote import Zygote
 SIZES = (3, 5, 2) if LONG else (2, 3, 2)
 """Workers at the start, then, and at the end. Each one imports torch."""
 DIGITS = Path(__file__).parents[2] / "manifests" / "samples" / "digits.py"
-STEPS = "500"
-PACE_S = "0.2"
-"""A step takes so long until the last fault is over: 100 s for all of them."""
+STEPS = "300"
+PACE_S = "0.35"
+"""A step takes so long until the last fault is over: 105 s for all of them."""
 HOPELESS_S = 30.0
 KILLED_AFTER_S = 5.0
 """Agents that do not end by themselves are killed then (LocalWorkers.stop)."""
@@ -186,7 +186,7 @@ with regroup.session(model=model, optimizer=optimizer, data=data, global_batch=8
 """
 
 
-@pytest.mark.slow
+@only_long("tests/e2e/test_bad_input.py has it on real pods")
 def test_script_that_raises_on_one_rank_at_once_fails_within_30_s_with_its_traceback(
     start: Callable[..., LocalRun], tmp_path: Path
 ) -> None:

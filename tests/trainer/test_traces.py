@@ -9,6 +9,7 @@ from harness.processes import alive
 from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED, CheckpointRef
 from regroup.protocol.state import StatePair
+from tests.long import only_long
 from tests.trainer.agent_double import AgentDouble, seal_of
 from tests.trainer.elastic_kit import STEPS, assert_one_state, finish, run_alone, start
 
@@ -224,7 +225,9 @@ def test_batchnorm_statistics_are_one_state_after_a_redo(job: AgentDouble) -> No
     assert_one_state(finish(job, [0, 1]))
 
 
-@pytest.mark.parametrize("data", ["tensors", "loader"])
+@pytest.mark.parametrize(
+    "data", [pytest.param("tensors", marks=only_long("as of a loader, which reads ahead")), "loader"]
+)
 def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDouble, data: str) -> None:
     exact = {"TEST_REDUCTION": "exact", "TEST_LAYER": "dropout", "TEST_DATA": data}
     start(job, 3, **exact)

@@ -35,7 +35,7 @@ ELSEWHERE = {
     *("hook-fp16", "hook-bf16", "powersgd", "ring", "uneven", "batch-per-rank", "local-sgd"),
 }
 """Samples that test_train_samples.py runs: what they are for needs several processes."""
-KILL_STEPS = 100
+KILL_STEPS = 40
 
 
 def _arguments(sample: Path, *changes: str) -> list[str]:

@@ -44,10 +44,13 @@ class Zygote:
 
 def _main() -> None:
     import torch
-    import torch._dynamo  # every optimizer's constructor imports it, and that takes seconds
-    import torch.distributed
+    import torch._dynamo  # every optimizer's constructor imports it; this and what follows takes each script seconds
+    import torch._functorch.aot_autograd
+    import torch.distributed.checkpoint.default_planner
+    from sklearn import datasets  # noqa: F401
 
-    import regroup.job  # noqa: F401
+    import regroup.job
+    import regroup.train.loop  # noqa: F401
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
