@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import model_group, served, strategies
+from . import model_group, strategies
 from .accelerator import make_current
 from .collective import Blocks, Collective
 from .data import UNKNOWN, SamplePlan, Stream, as_source, as_stream, make_feed
@@ -24,14 +24,16 @@ from .generation.watcher import Watcher
 from .layout import Layout
 from .parallel.ddp import DataParallel
 from .parallel.exact import Exact
-from .parallel.ledger import NAME as LEDGER
-from .parallel.ledger import CountedPlan
 from .parallel.local_steps import LocalSteps
 from .parallel.noise import NAME as NOISE
 from .parallel.noise import NoiseScale
 from .parallel.pipeline import check_model
-from .parallel.served import Served
 from .parallel.strategy import Guarantees, Strategy
+from .parameter_server import settings as server_settings
+from .parameter_server.ledger import NAME as LEDGER
+from .parameter_server.ledger import CountedPlan
+from .parameter_server.served_committer import ServedCommitter
+from .parameter_server.served_gradients import ServedGradients
 from .progress.busy import BusyStack
 from .progress.reporter import Progress, Reporter
 from .protocol import env, local
@@ -46,7 +48,6 @@ from .step import Step
 from .transaction.commit import Committer, Extras, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
-from .transaction.served import ServedCommitter
 
 BATCH, RATES = "regroup.batch", "regroup.rates"
 """Names of the parts of the state that are the session's own."""
@@ -68,7 +69,9 @@ def make_strategy(
     if isinstance(described, (strategies.LocalSGD, strategies.DiLoCo)):
         return _local_steps(described, state, plan)
     if isinstance(described, strategies.ParameterServer):
-        return served.make_strategy(described, state, plan)
+        assert isinstance(plan, CountedPlan)
+        is_whole = server_settings.is_whole(described, plan)
+        return ServedGradients(state.model, state.optimizer, plan, is_whole=is_whole)
     if state.scaler is not None and isinstance(described.hook, strategies.PowerSGD):
         raise UsageError(
             "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
@@ -187,8 +190,8 @@ def _plan_of(settings: SessionSettings, source: Any, max_world_size: int, layout
         max_world_size,
     )
     if isinstance(described, strategies.ParameterServer):
-        served.check(settings, is_stream=is_stream, group_size=layout.size)
-        return served.plan_of(described, CountedPlan(*sizes, shuffles=mixes))
+        server_settings.check(settings, is_stream=is_stream, group_size=layout.size)
+        return server_settings.plan_of(described, CountedPlan(*sizes, shuffles=mixes))
     return SamplePlan(*sizes, layout, in_order=is_stream, shuffles=mixes)
 
 
@@ -273,12 +276,14 @@ class Job:
                 self._device,
                 self._durable,
                 self._memory,
-                served.links_of(described),
+                server_settings.links_of(described)
+                if isinstance(described, strategies.ParameterServer)
+                else lambda _: {},
             )
         self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)
         self._busy = BusyStack(send, self._reporter.paused)
         self._committer: Committer | ServedCommitter
-        if isinstance(self._strategy, Served):
+        if isinstance(self._strategy, ServedGradients):
             assert isinstance(described, strategies.ParameterServer)
             assert isinstance(self.plan, CountedPlan)
             self._committer = ServedCommitter(

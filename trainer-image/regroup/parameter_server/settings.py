@@ -1,28 +1,22 @@
-"""What a session with a parameter server puts together, and what it refuses before it begins.
-
-`regroup.job` calls these in order. What happens then is in `regroup.transaction.served`.
-"""
+"""The meaning of `regroup.strategies.ParameterServer` for a session, and the settings that do not work with it."""
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
-from . import strategies
-from .errors import UsageError
-from .generation import links
-from .parallel.dealing import roles_of
-from .parallel.ledger import CountedPlan
-from .parallel.served import Served
-from .protocol import env
-from .protocol.local import Assignment
-from .session_settings import SessionSettings, refuse
-from .state.training import TrainingState
-from .transaction.served import is_whole
+from regroup import strategies
+from regroup.errors import UsageError
+from regroup.protocol import env
+from regroup.protocol.local import Assignment
+from regroup.session_settings import SessionSettings, refuse
+
+from . import links
+from .dealing import Roles, Terms, roles_of
+from .ledger import CountedPlan
 
 
 def plan_of(described: strategies.ParameterServer, plan: CountedPlan) -> CountedPlan:
-    """Return the plan of the blocks with its shares in a version. Raises UsageError for a version of more than a block."""
+    """Return the plan with the number of shares in a version. Raises UsageError for a version of more than a block."""
     shares = described.shares_per_version
     if shares is None:
         shares = plan.num_virtual if described.staleness == 0 else 1
@@ -34,16 +28,18 @@ def plan_of(described: strategies.ParameterServer, plan: CountedPlan) -> Counted
     return replace(plan, shares_per_version=shares)
 
 
-def make_strategy(described: strategies.ParameterServer, state: TrainingState, plan: Any) -> Served:
-    """Return what computes this rank's gradients. Raises UsageError."""
-    assert isinstance(plan, CountedPlan)
-    return Served(state.model, state.optimizer, plan, is_whole=is_whole(described, plan))
+def terms_of(described: strategies.ParameterServer, plan: CountedPlan, roles: Roles) -> Terms:
+    """Return the rules of a generation."""
+    return Terms(described.staleness, plan.shares_per_version, roles, is_whole(described, plan))
 
 
-def links_of(described: Any) -> Callable[[Assignment], Mapping[str, tuple[int, ...]]]:
-    """Return what names the links of a process in a generation; there are none without a parameter server."""
-    if not isinstance(described, strategies.ParameterServer):
-        return lambda _: {}
+def is_whole(described: strategies.ParameterServer, plan: CountedPlan) -> bool:
+    """Return whether a version is the gradient of a whole block, of no age."""
+    return described.staleness == 0 and plan.shares_per_version == plan.num_virtual
+
+
+def links_of(described: strategies.ParameterServer) -> Callable[[Assignment], Mapping[str, tuple[int, ...]]]:
+    """Return a function that names the links of this process in a generation (`Groups`)."""
 
     def of(assignment: Assignment) -> Mapping[str, tuple[int, ...]]:
         roles = roles_of(assignment.world_size, assignment.local_world_size, computes=described.computes)
@@ -53,7 +49,7 @@ def links_of(described: Any) -> Callable[[Assignment], Mapping[str, tuple[int, .
 
 
 def check(settings: SessionSettings, *, is_stream: bool, group_size: int) -> None:
-    """Raise UsageError for what a session does not do under a parameter server."""
+    """Raise UsageError for a setting that does not work with a parameter server. `group_size`: ranks of a model group."""
     refuse(
         f"{{}} does not work with strategy {type(settings.strategy).__name__} so far. Leave one of them out.",
         {
