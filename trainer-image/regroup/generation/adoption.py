@@ -5,14 +5,12 @@ clock, no tensors. The traces H2, H3, H4, H5, H8 and MAD in docs/design/protocol
 (tests/unit/generation/test_adoption.py); the bytes move in `transfer`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from regroup.protocol.document import Document, MemberSeal, OlderGeneration
 from regroup.protocol.state import StatePair
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -110,71 +108,111 @@ Decision = Copy | Fallback | Refuse
 
 
 def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
-    """Return what the generation continues from. `arrivals` is by rank, one for each of `document.world_size`.
-
-    Walks `document.older`, newest first, until a generation is found whose state is certainly here, or certainly gone.
-    """
-    by_pod = group_by_pod(document, arrivals)
+    """Return the state that the generation continues from. `arrivals` is by rank, one for each of `document.world_size`."""
     best = _best(arrivals)
+    known = None if best is None else best.state
+    past = look_back(document, arrivals, known)
+    if isinstance(past, Refuse):
+        return past
+    if past.is_here:
+        assert best is not None  # a witness is here, or `best` was compared with a seal
+        return Copy(best.source, best.state, past.rolled_back)
+    refusal = held_elsewhere(document, lambda _, state: known is None or state > known)
+    if refusal is not None:
+        return refusal
+    return Fallback(None if best is None else Copy(best.source, best.state, past.rolled_back), past.rolled_back)
+
+
+class Index(NamedTuple):
+    """An inner index of a model group, for which `look_back` is asked (rule INNER)."""
+
+    number: int
+    ranks: Collection[int]
+    """Ranks of the index that may be witnesses."""
+    holders: Callable[[OlderGeneration], Iterable[str]]
+    """Returns the pod UIDs of the members of a generation that may hold the part of the index."""
+
+
+class Past(NamedTuple):
+    """The answer of `look_back`."""
+
+    is_here: bool
+    """The newest state that must be followed is here. False: no older generation has to be followed."""
+    rolled_back: bool
+    """A generation that may have stepped is passed over: its state is certainly lost."""
+
+
+def look_back(
+    document: Document, arrivals: Sequence[Arrival], best: StatePair | None, index: Index | None = None
+) -> Past | Refuse:
+    """Return whether the state of an older generation must be followed (rules WITNESS, SEAL, LOST, COPIES and BACKUP).
+
+    Walks `document.older`, newest first, to the first generation whose state is certainly here. A generation is passed over if it
+    certainly never stepped, or if its state is certainly lost. `best` is the newest state here; a sealed one may be newer. In a
+    model group the walk is for the parts of one `index`, and without `best`: a seal says of no part that its worker has it.
+    """
+    here = ranks_by_pod(document)
     rolled_back = False
-    may_copy: list[str] = []
-    """Members of generations that never stepped: they may have copied the state of an older one (rule COPIES)."""
-    for older in newest_first(document):
-        number = older.number
-        present = [arrival for uid in older.pod_uids for arrival in by_pod.get(uid, ())]
-        if any(_is_witness(a, number) for a in present):
-            break
+    may_copy: set[str] = set()
+    """Members of generations that never stepped. They may have copied the state of an older one (rule COPIES)."""
+    for older in sorted(document.older, key=lambda older: -older.number):
+        number, members = older.number, frozenset(older.pod_uids)
+        present = [rank for uid in older.pod_uids for rank in here.get(uid, ())]
+        witnesses = [rank for rank in present if index is None or rank in index.ranks]
+        if any(_is_witness(arrivals[rank], number) for rank in witnesses):
+            return Past(True, rolled_back)
         # A member that is here speaks for itself; and a seal promises nothing about generations above `left_up_to`.
-        seals = [
-            seal
-            for seal in document.seals
-            if seal.pod_uid in older.pod_uids and seal.pod_uid not in by_pod and seal.left_up_to >= number
-        ]
-        held = [(seal.state, seal.pod_uid) for seal in seals if seal.state is not None and seal.state_adopted >= number]
-        newer = max((one for one in held if best is None or one[0] > best.state), default=None)
-        if newer is not None:
-            return _held_by(*newer, document)
-        if any(_is_witness(seal, number) for seal in seals):
-            break
-        gone = set(document.lost) | {uid for uid in older.pod_uids if uid in by_pod} | {seal.pod_uid for seal in seals}
-        missing = [uid for uid in older.pod_uids if uid not in gone]
-        if never_stepped(number, present, seals):
-            may_copy += missing
+        seals = [seal for seal in document.seals if seal.pod_uid in members and seal.pod_uid not in here]
+        seals = [seal for seal in seals if seal.left_up_to >= number]
+        known = {*document.lost, *here}
+        if index is None:
+            held = [(seal.state, seal.pod_uid) for seal in seals if seal.state and seal.state_adopted >= number]
+            newer = max((one for one in held if best is None or one[0] > best), default=None)
+            if newer is not None:
+                return _held_by(*newer, document)
+            if any(_is_witness(seal, number) for seal in seals):
+                return Past(True, rolled_back)
+            known.update(seal.pod_uid for seal in seals)
+        else:  # a seal speaks for its worker, and not for an index: only that it holds nothing is certain
+            known.update(seal.pod_uid for seal in seals if seal.state is None or seal.is_backup)
+        missing = (members if index is None else set(index.holders(older))) - known
+        agents = [arrivals[rank].agent_adopted for rank in present] + [seal.adopted for seal in seals]
+        if any(adopted < number for adopted in agents):  # one member never adopted it, so it never committed a step
+            may_copy |= missing
             continue
-        missing = sorted({*missing, *may_copy})
-        if missing:
-            return Refuse(
-                f"Workers may have the state of generation {number} and cannot be reached (pod UIDs {', '.join(missing)}); "
-                "waiting for them, or for their pods to be deleted."
-            )
+        if missing or may_copy:
+            return _may_be_held_by(missing | may_copy, number, index)
         rolled_back = True
-    else:
-        refusal = _better_elsewhere(document, by_pod.keys(), best)
-        if refusal is not None:
-            return refusal
-        fallback = None if best is None else Copy(best.source, best.state, rolled_back)
-        return Fallback(fallback, rolled_back)
-    assert best is not None  # somebody present holds a state, or `best` was compared with a seal
-    return Copy(best.source, best.state, rolled_back)
+    return Past(False, rolled_back)
 
 
-def group_by_pod(document: Document, arrivals: Sequence[T]) -> dict[str, list[T]]:
-    """Return what each worker's processes bring, by its pod's UID. `arrivals` is by rank."""
-    by_pod: dict[str, list[T]] = {}
-    for rank, arrival in enumerate(arrivals):
-        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append(arrival)
-    return by_pod
+def held_elsewhere(
+    document: Document, is_newer: Callable[[MemberSeal, StatePair], bool], *, asks_silent: bool = True
+) -> Refuse | None:
+    """Return a refusal if a connected worker that is no member has sealed a state that `is_newer` (rule BEST); None: none has.
+
+    `asks_silent`: a worker that has not said which state it has is waited for, too.
+    """
+    here = ranks_by_pod(document)
+    held = [(seal.state, seal) for seal in document.seals if seal.state is not None and seal.pod_uid not in here]
+    newest = max(((state, seal.pod_uid) for state, seal in held if is_newer(seal, state)), default=None)
+    if newest is not None:
+        return _held_by(*newest, document)
+    silent = [uid for uid in document.silent if uid not in here] if asks_silent else []
+    if silent:
+        return Refuse(
+            f"Workers with pod UIDs {', '.join(silent)} have not reported yet which state they have; waiting for their reports."
+        )
+    return None
 
 
-def newest_first(document: Document) -> list[OlderGeneration]:
-    """Return the older generations in the order in which their states are looked for."""
-    return sorted(document.older, key=lambda generation: -generation.number)
-
-
-def never_stepped(number: int, present: Iterable[Arrival], seals: Iterable[MemberSeal]) -> bool:
-    """Rule COPIES: return whether a member never adopted the generation, which then never committed a step. Its other members may
-    have copied the state of an older one."""
-    return any(one.agent_adopted < number for one in present) or any(seal.adopted < number for seal in seals)
+def ranks_by_pod(document: Document) -> dict[str, range]:
+    """Return the ranks of each member's processes, by the UID of its pod."""
+    ranks, first = {}, 0
+    for member in document.members:
+        ranks[member.pod_uid] = range(first, first + member.processes)
+        first += member.processes
+    return ranks
 
 
 def beginner(arrivals: Sequence[Arrival], reader: int) -> int | None:
@@ -184,23 +222,6 @@ def beginner(arrivals: Sequence[Arrival], reader: int) -> int | None:
     return reader if reader in whole else min(whole, default=None)
 
 
-def _better_elsewhere(document: Document, present: Collection[str], best: Copy | None) -> Refuse | None:
-    """Rule BEST: no older generation has to be followed, so the newest state of *all* workers is, whoever holds it.
-
-    Whoever was a member of an older generation and is not a member now may hold more than anybody here, and be well.
-    """
-    absent = [(seal.state, seal.pod_uid) for seal in document.seals if seal.state and seal.pod_uid not in present]
-    newest = max(absent, default=None)
-    if newest is not None and (best is None or newest[0] > best.state):
-        return _held_by(*newest, document)
-    silent = [uid for uid in document.silent if uid not in present]
-    if silent:
-        return Refuse(
-            f"Workers with pod UIDs {', '.join(silent)} have not reported yet which state they have; waiting for their reports."
-        )
-    return None
-
-
 def _is_witness(told: Arrival | MemberSeal, generation: int) -> bool:
     """Return whether it holds all that it has committed since it adopted `generation` or a later one."""
     return told.state is not None and told.state_adopted >= generation and not told.is_backup
@@ -208,8 +229,16 @@ def _is_witness(told: Arrival | MemberSeal, generation: int) -> bool:
 
 def _held_by(state: StatePair, holder: str, document: Document) -> Refuse:
     return Refuse(
-        f"The newest state that is known, generation {state.generation} step {state.step}, is held by the worker "
-        f"with pod UID {holder}, which is not a member of generation {document.number}; waiting for it."
+        f"A state that may be newer, generation {state.generation} step {state.step}, is held by the worker with pod UID {holder}, "
+        f"which is not a member of generation {document.number}; waiting for it."
+    )
+
+
+def _may_be_held_by(missing: Collection[str], generation: int, index: Index | None) -> Refuse:
+    part = "" if index is None else f"the part of inner index {index.number} of "
+    return Refuse(
+        f"Workers may have {part}the state of generation {generation} and cannot be reached (pod UIDs "
+        f"{', '.join(sorted(missing))}); waiting for them, or for their pods to be deleted."
     )
 
 

@@ -5,14 +5,15 @@ with the same document and arrivals, so every rank decides the same. The traces 
 happens otherwise; the table is tests/unit/generation/test_parts.py. What a generation without a mesh does is in `adoption`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from regroup.protocol.document import Document, OlderGeneration
+from regroup.protocol.document import Document, MemberSeal, OlderGeneration
 from regroup.protocol.state import StatePair
 
-from .adoption import Arrival, Refuse, group_by_pod, never_stepped, newest_first
+from .adoption import Arrival, Index, Refuse, held_elsewhere, look_back
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,6 @@ class FallbackParts:
 
 
 Decision = CopyParts | RestoreParts | FallbackParts | Refuse
-ByPod = Mapping[str, Sequence[tuple[int, Arrival]]]
-"""Arrivals of each worker that is here, with their inner indexes."""
 
 
 def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decision:
@@ -61,17 +60,17 @@ def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decisi
         return Refuse(
             "The workers split the model differently. Run one script, with one regroup.mesh(), in all workers."
         )
-    by_pod = group_by_pod(document, [(rank % size, arrival) for rank, arrival in enumerate(arrivals)])
     below: StatePair | None = None
     best = _newest_snapshots(arrivals, size)
     applied = sorted({arrival.state for arrival in arrivals if arrival.state is not None}, reverse=True)
     for wanted in (*applied, None):
-        for index in range(size):
-            missing = _may_hold_newer(document, by_pod, index, below, size)
-            if missing:
-                return _wait_for(missing, index)
-        sources = _sources(arrivals, size, wanted) if wanted is not None else None
-        refusal = _better_elsewhere(document, by_pod, wanted, is_whole=sources is not None)
+        for number in range(size):
+            past = look_back(document, arrivals, None, _index(document, arrivals, number, below, size))
+            if isinstance(past, Refuse):
+                return past
+        sources = None if wanted is None else _sources(arrivals, size, wanted)
+        is_newer = partial(_may_lead_to, wanted, is_whole=sources is not None)
+        refusal = held_elsewhere(document, is_newer, asks_silent=sources is None)
         if refusal is not None:
             return refusal
         if wanted is not None and sources is not None:
@@ -134,35 +133,20 @@ def _newest_snapshots(arrivals: Sequence[Arrival], size: int) -> RestoreParts | 
     return None
 
 
-def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StatePair | None, size: int) -> Sequence[str]:
-    """Rules WITNESS and INNER: return the workers that are not here and may hold the part of `index` of a newer state than those
-    here do. `below` a state that is certainly gone: who holds that one knows of no older one."""
-    may_copy: list[str] = []
-    for older in newest_first(document):
-        number = older.number
-        present = [one for uid in older.pod_uids for one in by_pod.get(uid, ())]
-        if any(
-            at == index
-            and arrival.state is not None
-            and (below is None or arrival.state < below)
-            and arrival.state_adopted >= number
-            for at, arrival in present
-        ):
-            return ()
-        asked = [uid for uid in older.pod_uids if index in _indexes_of(older, uid, document, size)]
-        seals = [seal for seal in document.seals if seal.pod_uid in older.pod_uids and seal.left_up_to >= number]
-        if never_stepped(number, (arrival for _, arrival in present), seals):
-            may_copy += asked
-            continue
-        empty = {seal.pod_uid for seal in seals if seal.state is None or seal.is_backup}
-        missing = {uid for uid in (*asked, *may_copy) if uid not in by_pod and uid not in document.lost}
-        if missing - empty:
-            return sorted(missing - empty)
-    return ()
+def _index(document: Document, arrivals: Sequence[Arrival], number: int, below: StatePair | None, size: int) -> Index:
+    """Return an inner index, for `look_back`. `below` is a state that is certainly gone: a rank that holds it is no witness for an
+    older one."""
+    ranks = range(number, len(arrivals), size)
+    states = {rank: arrivals[rank].state for rank in ranks}
+    return Index(
+        number,
+        {rank for rank, state in states.items() if state is not None and (below is None or state < below)},
+        lambda older: (uid for uid in older.pod_uids if number in _indexes_of(older, uid, document, size)),
+    )
 
 
 def _indexes_of(older: OlderGeneration, uid: str, document: Document, size: int) -> frozenset[int]:
-    """Return the inner indexes that the processes of a worker have; all of them where its position is not known."""
+    """Return the inner indexes that the processes of a worker have; all of them if its position is not known."""
     processes = document.members[0].processes
     if older.positions is None:
         return frozenset(range(size))
@@ -170,29 +154,12 @@ def _indexes_of(older: OlderGeneration, uid: str, document: Document, size: int)
     return frozenset(place % size for place in range(first, first + processes))
 
 
-def _better_elsewhere(document: Document, by_pod: ByPod, wanted: StatePair | None, *, is_whole: bool) -> Refuse | None:
-    """Rule BEST: refuse where a connected worker that is no member holds a newer state than `wanted`; where that is not whole here,
-    also one that may hold a part of it, or has not said yet what it holds."""
-    silent = [] if is_whole else [uid for uid in document.silent if uid not in by_pod]
-    held = [
-        (seal.state, seal.pod_uid)
-        for seal in document.seals
-        if seal.state is not None and not seal.is_backup and seal.pod_uid not in by_pod
-    ]
-    if wanted is not None:
-        # The part of a state may be the state before and gradients that lead to it.
-        held = [one for one in held if one[0] > wanted or (not is_whole and one[0].step >= wanted.step - 1)]
-    if not silent and not held:
-        return None
-    who = silent[0] if silent else max(held)[1]
-    return Refuse(
-        f"The worker with pod UID {who} may hold a part of a newer state, and is not a member of generation {document.number}; "
-        "waiting for it."
-    )
+def _may_lead_to(wanted: StatePair | None, seal: MemberSeal, held: StatePair, *, is_whole: bool) -> bool:
+    """Return whether a sealed state may be newer than `wanted`, or a part of it where that is not whole here.
 
-
-def _wait_for(missing: Sequence[str], index: int) -> Refuse:
-    return Refuse(
-        f"Workers may hold the part of inner index {index} of a newer state and cannot be reached (pod UIDs {', '.join(missing)}); "
-        "waiting for them, or for their pods to be deleted."
-    )
+    The part of a state may be the state before and gradients that lead to it. The snapshot of a worker that is no member decides
+    nothing (rule BACKUP).
+    """
+    if seal.is_backup:
+        return False
+    return wanted is None or held > wanted or (not is_whole and held.step >= wanted.step - 1)
