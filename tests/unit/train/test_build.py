@@ -93,7 +93,7 @@ def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, r
 
 def test_block_that_comes_twice_runs_twice() -> None:
     shared = torch.nn.Linear(4, 4)
-    row, x = tasks.task.Row({}, [shared, shared], {"out": torch.nn.Linear(4, 2)}), torch.ones(3, 4)
+    row, x = tasks.task.Chain({}, [shared, shared], {"out": torch.nn.Linear(4, 2)}), torch.ones(3, 4)
     assert torch.equal(row(x), torch.nn.Sequential(*row)(x))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from regroup.checkpoint.tree import Part
+from regroup.checkpoint.tree import TensorPart
 from regroup.errors import StateError
 from regroup.layout import PIPELINE
 
@@ -39,8 +39,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return local.wait() if hasattr(local, "wait") else local  # type: ignore[no-any-return]
 
 
-def part_of(tensor: Any, name: str) -> Part:
-    """Return this process's Part of a DTensor. Raises StateError with `name` for one that cannot be saved."""
+def part_of(tensor: Any, name: str) -> TensorPart:
+    """Return this process's TensorPart of a DTensor. Raises StateError with `name` for one that cannot be saved."""
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
     placements: list[tuple[str, int, int]] = []
@@ -58,10 +58,10 @@ def part_of(tensor: Any, name: str) -> Part:
         raise StateError(
             f"{name} is split over a mesh that is no part of regroup.mesh(). Build the model with that mesh."
         )
-    return Part(local_of(tensor), tuple(dims), tuple(placements), tuple(tensor.shape))
+    return TensorPart(local_of(tensor), tuple(dims), tuple(placements), tuple(tensor.shape))
 
 
-def whole(part: Part) -> torch.Tensor:
+def whole(part: TensorPart) -> torch.Tensor:
     """Return the DTensor of a part, around the part's own memory, without communication. Raises StateError.
 
     A copied state is in host memory, whatever the mesh's device, and its DTensors stay there. They are used for reading and
@@ -102,7 +102,7 @@ def around(
 
 
 def apart(value: Any, name: str = "") -> Any:
-    """Return a tree with a Part in place of each DTensor. Raises StateError that names a DTensor that cannot be saved."""
+    """Return a tree with a TensorPart in place of each DTensor. Raises StateError that names a DTensor that cannot be saved."""
     if mesh is None:
         return value
     if is_split(value):
@@ -115,8 +115,8 @@ def apart(value: Any, name: str = "") -> Any:
 
 
 def joined(value: Any) -> Any:
-    """Return a tree with a DTensor in place of each Part."""
-    if isinstance(value, Part):
+    """Return a tree with a DTensor in place of each TensorPart."""
+    if isinstance(value, TensorPart):
         return whole(value)
     if isinstance(value, dict):
         return {key: joined(one) for key, one in value.items()}
@@ -129,33 +129,33 @@ def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised DTensor in host memory, split like another one, without communication."""
     part = part_of(whole_, "tensor")
     local = torch.empty(part.local.shape, dtype=dtype)
-    return whole(Part(local, part.dims, part.placements, part.shape))
+    return whole(TensorPart(local, part.dims, part.placements, part.shape))
 
 
 def with_values(whole_: Any, saved: Any) -> torch.Tensor:
     """Return a DTensor with the values and dtype of `saved`, on the device and with the split of another one."""
     part = part_of(whole_, "tensor")
     local = torch.empty_like(part.local, dtype=saved.dtype).copy_(local_of(saved))
-    return whole(Part(local, part.dims, part.placements, part.shape))
+    return whole(TensorPart(local, part.dims, part.placements, part.shape))
 
 
 def writes(value: Any) -> bool:
     """Return whether this process writes a tensor to disk. Of the processes that hold the same values one writes them.
 
-    A Part is written by each process with another piece of it.
+    A TensorPart is written by each process with another piece of it.
     """
     if mesh is None:
         return True
     split = {PIPELINE: True}  # each process of a pipeline has layers of its own
-    if isinstance(value, Part):
+    if isinstance(value, TensorPart):
         split |= {dim: kind != REPLICATE for dim, (kind, _, _) in zip(value.dims, value.placements)}
     at = dict(zip(mesh.mesh_dim_names, mesh.get_coordinate()))
     return all(split.get(dim) or place == 0 for dim, place in at.items())
 
 
-def parts_in(value: Any, name: str = "") -> dict[str, Part]:
+def parts_in(value: Any, name: str = "") -> dict[str, TensorPart]:
     """Return the Parts of a tree by the dotted paths that DCP gives them."""
-    if isinstance(value, Part):
+    if isinstance(value, TensorPart):
         return {name: value}
     if isinstance(value, dict):
         items: Any = value.items()

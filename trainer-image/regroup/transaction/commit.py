@@ -29,7 +29,7 @@ from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership, leaves_broken
 from regroup.generation.rows import Rows
 from regroup.parallel.host import bits_of, to_host
-from regroup.parallel.noise import NoiseScale, Part
+from regroup.parallel.noise import NoiseScale, OwnNorm
 from regroup.parallel.pipeline import Pipeline, Work, run
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
@@ -377,7 +377,7 @@ class Committer:
         state.begin_change()
         with refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
             if self._noise is not None:
-                parts = [Part(row.weight, row.word.own_norm_squared) for row in rows]
+                parts = [OwnNorm(row.weight, row.word.own_norm_squared) for row in rows]
                 self._noise.add(parts, self.strategy.norm_squared(), prescale)
             self.strategy.scale(weight * prescale)
             if scaler is not None:
