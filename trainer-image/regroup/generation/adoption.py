@@ -1,8 +1,8 @@
-"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL, LOST, BEST and BACKUP as one pure function.
+"""The decision whose state a generation continues from. Rules STATE, WITNESS, SEAL, LOST, COPIES, BEST and BACKUP, pure.
 
-Every rank calls `decide` with the same document and the same gathered arrivals, so every rank decides the same. No I/O, no
-clock, no tensors. The traces H2, H3, H4, H5, H8 and MAD in docs/design/protocol.md are its table tests
-(tests/unit/generation/test_adoption.py); the bytes move in `transfer`.
+Every rank calls `decide` with the same document and the same gathered arrivals, so every rank decides the same. `look_back` and
+`held_elsewhere` are also the base of the decision for split models (`parts`). The traces H2, H3, H4, H5, H8 and MAD in
+docs/design/protocol.md are the table tests (tests/unit/generation/test_adoption.py). The bytes move in `transfer`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,12 +15,12 @@ from regroup.protocol.state import StatePair
 
 @dataclass(frozen=True)
 class Block:
-    """Where in the script a block of the user's own collectives is (`collective`)."""
+    """The place of a block of the user's own collectives in the script (`collective`)."""
 
     place: int
     """Number of committed steps; BEFORE_LOOP: the script's loop has not begun."""
     number: int
-    """Which one since the last commit, counted from 1."""
+    """Number of the block since the last commit, counted from 1."""
     name: str
     complete: bool = False
     """This process has reached the block's end, and only waits for the others to."""
@@ -31,7 +31,7 @@ BEFORE_LOOP = -1
 
 @dataclass(frozen=True)
 class Arrival:
-    """What one rank brings to a generation."""
+    """The things that one rank brings to a generation."""
 
     state: StatePair | None
     """The valid state it holds; None: it holds none, or what it holds is torn."""
@@ -40,29 +40,29 @@ class Arrival:
     agent_adopted: int
     """Highest generation that its worker's processes ever adopted, from the agent's file."""
     block: Block | None = None
-    """It is inside this block of the user's own collectives. No part of the decision: it says who repeats the block."""
+    """The rank is inside this block of the user's own collectives. The decision ignores it: it says which ranks repeat the block."""
     ended: bool = False
-    """Its script has left its loop: the job ends here, at whatever step it was. No part of the decision either."""
+    """The rank's script has left its loop: the job ends here, at whatever step it was. The decision ignores it."""
     from_snapshot: bool = False
     """The state lies in the worker's memory snapshot, and this process would load it."""
     is_backup: bool = False
-    """... and newer steps may have been committed since it was taken (rule BACKUP)."""
+    """The state lies in a snapshot, and newer steps may have been committed since it was taken (rule BACKUP)."""
     torn: bool = False
     """A copy of a state was cut off in this process's tensors: not even a job that begins anew may begin with them."""
     group_size: int = 1
-    """Ranks of a model group, as its script splits the model. What follows is said only where there are several."""
+    """Ranks of a model group, as the rank's script splits the model. The next fields are for groups of several ranks."""
     pending: tuple[tuple[int, StatePair], ...] = ()
     """(generation, base): gradients that were reduced there, and would make the next step of that state (rule KEEP)."""
     record: list[Any] | None = None
-    """What the commit that made its state came to (`CommitRecord.to_json`; rule ROWS)."""
+    """Outcome of the commit that made the rank's state (`CommitRecord.to_json`; rule ROWS)."""
     seed: int = 0
-    """Torch's, when its script had built the model."""
+    """Torch's seed when the rank's script had built the model."""
     snapshots: tuple[StatePair, ...] = ()
-    """States of which its worker's memory has the part of its inner index (rule BACKUP)."""
+    """States of which the worker's memory has the part of this inner index (rule BACKUP)."""
     strides: int = 0
-    """Hash of how its parameters lie in memory: gradients are summed as they lie."""
+    """Hash of the strides of the rank's parameters: gradients are summed as they lie in memory."""
     gpu: str = ""
-    """The GPU that it computes on (`accelerator.identity`); empty: none, or one that it may share."""
+    """The GPU that the rank computes on (`accelerator.identity`); empty: none, or one that it may share."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered: the values of the fields, in their order."""
@@ -81,8 +81,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Copy:
-    """Continue from `source`, the lowest rank that holds `state`; the ranks that hold another state, or none, or only a snapshot,
-    receive. (Snapshots of one name may differ, where ranks had diverged.)"""
+    """Continue from `source`, the lowest rank that holds `state`.
+
+    The ranks that hold another state, or none, or only a snapshot, receive a copy. (Snapshots of one name differ if ranks had
+    diverged.)
+    """
 
     source: int
     state: StatePair
@@ -91,7 +94,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fallback:
-    """No survivor has to be followed: take the newest of `best` (a rank's state, if any), the durable checkpoint, nothing."""
+    """No survivor has to be followed. Continue from the newest of `best` (a rank's state, if any), the durable checkpoint, nothing."""
 
     best: Copy | None
     rolled_back: bool
@@ -99,7 +102,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Refuse:
-    """The newest state may be held by somebody who is not here: do not train, say so, keep what you have, wait."""
+    """A worker that is not here may hold the newest state. Do not train, give the reason, keep the state, and wait."""
 
     reason: str
 
@@ -148,8 +151,9 @@ def look_back(
     """Return whether the state of an older generation must be followed (rules WITNESS, SEAL, LOST, COPIES and BACKUP).
 
     Walks `document.older`, newest first, to the first generation whose state is certainly here. A generation is passed over if it
-    certainly never stepped, or if its state is certainly lost. `best` is the newest state here; a sealed one may be newer. In a
-    model group the walk is for the parts of one `index`, and without `best`: a seal says of no part that its worker has it.
+    certainly never stepped, or if its state is certainly lost. `best` is the newest state here; a sealed one may be newer.
+
+    In a model group the walk is for the parts of one `index`. It needs no `best`, because no seal proves that a part is there.
     """
     here = ranks_by_pod(document)
     rolled_back = False
@@ -216,14 +220,16 @@ def ranks_by_pod(document: Document) -> dict[str, range]:
 
 
 def beginner(arrivals: Sequence[Arrival], reader: int) -> int | None:
-    """Return the rank whose state a job begins with where there is none to continue from: the reader, or the lowest whose tensors
-    are as the script made them. None: no rank's are. Pure; the same on all ranks."""
+    """Return the rank whose state a job begins with if there is none to continue from. Pure; the same on all ranks.
+
+    It is the reader, or else the lowest rank whose tensors are as the script made them. None: no rank's tensors are.
+    """
     whole = [rank for rank, arrival in enumerate(arrivals) if not arrival.torn]
     return reader if reader in whole else min(whole, default=None)
 
 
 def _is_witness(told: Arrival | MemberSeal, generation: int) -> bool:
-    """Return whether it holds all that it has committed since it adopted `generation` or a later one."""
+    """Return whether a rank or worker holds all that it has committed since it adopted `generation` or a later one."""
     return told.state is not None and told.state_adopted >= generation and not told.is_backup
 
 
@@ -252,8 +258,10 @@ def shared_gpu(arrivals: Sequence[Arrival]) -> tuple[int, int] | None:
 
 
 def odd_strides(arrivals: Sequence[Arrival], size: int) -> tuple[int, int] | None:
-    """Return two ranks of one inner index whose parameters lie in memory in different orders, the first one and the first odd one;
-    None: there are none. `size`: ranks of a model group."""
+    """Return two ranks of one inner index whose parameters lie in memory in different orders; None: there are none.
+
+    The first one is the lowest rank of the index. `size`: ranks of a model group.
+    """
     for rank, arrival in enumerate(arrivals):
         if arrival.strides != arrivals[rank % size].strides:
             return rank % size, rank

@@ -1,8 +1,8 @@
 """The edges of a pipeline in one generation: tensors from one stage to the next, and their gradients back.
 
-An edge is two parts of the generation with two ranks each, one for each direction. A tensor goes over it by a broadcast: a wait for
-gloo's send can neither be cut into slices nor be relied on to end once the peer is gone (docs/design/adr/0038-pipelines.md). What
-one rank puts in comes out at the other in the same order, so nothing says which microbatch it is. Sending never waits.
+An edge is two parts of the generation with two ranks each, one for each direction. A tensor goes over it by a broadcast. A wait for
+gloo's send cannot be cut into slices, and may never end once the peer is gone (docs/design/adr/0038-pipelines.md). Tensors come out
+of an edge in the order in which they went in, so no header has the microbatch. Sending never waits.
 
 Between GPUs NCCL sends tensors, and gloo the headers before them. Gloo receives gradients as soon as they are expected. NCCL
 receives them when they are needed, because its kernel would occupy a part of the GPU until they come.
@@ -30,11 +30,11 @@ _TYPES = (
     torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 _num_stages = 1
-"""Of this process's model. Set before the first generation (`regroup.pipeline`)."""
+"""Number of stages of this process's model. Set before the first generation (`regroup.pipeline`)."""
 
 
 def plan(num_stages: int) -> None:
-    """From the next generation on open the edges between so many stages."""
+    """Open the edges between so many stages, from the next generation on."""
     global _num_stages
     _num_stages = num_stages
 
@@ -64,7 +64,7 @@ class Edges:
         self._sent: list[tuple[Pending, torch.Tensor]] = []
         """Messages on their way, and what they read from."""
         self._headers: dict[int, tuple[Pending, torch.Tensor]] = {}
-        """Of activations that are received next, by edge: asked for before they are needed, so that they come meanwhile."""
+        """Headers of the activations that are received next, by edge. They are asked for early, so that they come meanwhile."""
 
     def send(self, low: int, tensors: Sequence[torch.Tensor]) -> None:
         """Send the activations of one microbatch to the next stage. Raises UsageError for what cannot be sent."""

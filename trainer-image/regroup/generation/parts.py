@@ -1,8 +1,8 @@
-"""Whose parts does a generation of model groups continue from? Rules WITNESS, INNER, KEEP, EXACT, COPIES, BEST and BACKUP, pure.
+"""The decision whose parts a generation of model groups continues from. Rules INNER, KEEP, EXACT and those of `adoption`, pure.
 
 Where m ranks hold one copy of the model, a state is whole when each inner index of it has a holder here. Every rank calls `decide`
 with the same document and arrivals, so every rank decides the same. The traces M1 to M8 in docs/design/protocol.md say what
-happens otherwise; the table is tests/unit/generation/test_parts.py. What a generation without a mesh does is in `adoption`.
+happens otherwise; the table is tests/unit/generation/test_parts.py. `adoption` decides for a generation without a mesh.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,17 @@ from .adoption import Arrival, Index, Refuse, held_elsewhere, look_back
 
 @dataclass(frozen=True)
 class CopyParts:
-    """Continue from `state`: who holds it keeps it, who has kept the gradients that lead to it applies them, the others copy the
-    part of their inner index."""
+    """Continue from `state`.
+
+    A rank that holds it keeps it. A rank that has kept the gradients that lead to it applies them. The others copy the part of
+    their inner index.
+    """
 
     state: StatePair
     sources: tuple[int, ...]
-    """By inner index: the rank that serves copies."""
+    """The rank that serves copies, for each inner index."""
     record: list[Any] | None
-    """What the commit of `state` came to, from a rank that has made it (rule ROWS)."""
+    """Outcome of the commit of `state`, from a rank that has made it (rule ROWS)."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,15 @@ class RestoreParts:
 
     state: StatePair
     sources: tuple[int, ...]
-    """By inner index."""
+    """The rank that serves copies, for each inner index."""
 
 
 @dataclass(frozen=True)
 class FallbackParts:
-    """No state is whole in the processes, and nobody who is not here can make one so: the newer of `best` and the durable
-    checkpoint, else nothing."""
+    """No state is whole in the processes, and no absent worker can make one whole.
+
+    Continue from the newer of `best` and the durable checkpoint, else from nothing.
+    """
 
     rolled_back: bool
     best: RestoreParts | None = None
@@ -53,8 +58,8 @@ Decision = CopyParts | RestoreParts | FallbackParts | Refuse
 def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decision:
     """Return what the generation continues from. `arrivals` is by rank; `size`: ranks of a model group.
 
-    The newest state that somebody here has applied and that is whole here, or a newer one that is whole in memory snapshots. Each
-    one that is newer must be certainly gone: for some inner index everybody that may hold it is lost.
+    It is the newest state that a rank here has applied and that is whole here, or a newer one that is whole in memory snapshots.
+    Each newer state must be certainly gone: for some inner index all workers that may hold it are lost.
     """
     if {arrival.group_size for arrival in arrivals} != {size}:
         return Refuse(
@@ -89,8 +94,10 @@ def rolls(arrival: Arrival, wanted: StatePair) -> bool:
 
 
 def beginners(arrivals: Sequence[Arrival], size: int) -> tuple[int, ...] | None:
-    """Return by inner index the rank whose part a job begins with where there is nothing to continue from: the lowest whose
-    tensors are as the script made them. None: for some index there is none."""
+    """Return, for each inner index, the rank whose part a job begins with if there is nothing to continue from.
+
+    It is the lowest rank of the index whose tensors are as the script made them. None: for some index there is none.
+    """
     found = [
         next((r for r in range(index, len(arrivals), size) if arrivals[r].state is None and not arrivals[r].torn), None)
         for index in range(size)
@@ -107,7 +114,7 @@ def odd_seed(arrivals: Sequence[Arrival], first: Sequence[int]) -> int | None:
 
 
 def _sources(arrivals: Sequence[Arrival], size: int, wanted: StatePair | None) -> tuple[int, ...] | None:
-    """Return by inner index the lowest rank that holds the state, or else that can roll forward to it. None: it is not whole."""
+    """Return, for each inner index, the lowest rank that holds the state or can roll forward to it. None: it is not whole."""
     assert wanted is not None
     found = []
     for index in range(size):

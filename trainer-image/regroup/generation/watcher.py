@@ -1,8 +1,8 @@
 """The thread that listens to the agent, so that a generation is heard while the main thread trains.
 
-Owns the long connection to the agent's Unix socket (messages of `regroup.protocol.local`): what was heard, and the one
-target (the groups in use) to abort when a newer generation must be entered. Decides nothing else. The agent's end is this
-process's end: a trainer without an agent could neither be told to stop nor be believed, so it kills itself.
+Owns the long connection to the agent's Unix socket (messages of `regroup.protocol.local`) and what was heard there. Owns the one
+target, the groups in use, to abort when a newer generation must be entered. Decides nothing else. The agent's end is this process's
+end: a trainer without an agent could neither be told to stop nor be believed, so it kills itself.
 """
 
 import contextlib
