@@ -40,9 +40,9 @@ class Arrival:
     agent_adopted: int
     """Highest generation that its worker's processes ever adopted, from the agent's file."""
     block: Block | None = None
-    """The rank is inside this block of the user's own collectives. The decision ignores it: it says which ranks repeat the block."""
+    """The rank is inside this block of the user's own collectives. Only `collective` reads it."""
     ended: bool = False
-    """The rank's script has left its loop: the job ends here, at whatever step it was. The decision ignores it."""
+    """The rank's script has left its loop: the job ends here, at whatever step it was. The decision does not read it."""
     from_snapshot: bool = False
     """The state lies in the worker's memory snapshot, and this process would load it."""
     is_backup: bool = False
@@ -94,7 +94,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fallback:
-    """No survivor has to be followed. Continue from the newest of `best` (a rank's state, if any), the durable checkpoint, nothing."""
+    """No survivor has to be followed. Continue from the newer of a rank's state (`best`) and the checkpoint, else from nothing."""
 
     best: Copy | None
     rolled_back: bool

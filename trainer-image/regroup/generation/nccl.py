@@ -1,8 +1,8 @@
 """NCCL as a generation's groups use it: its settings, how a communicator forms, and whether a collective has succeeded.
 
 torch's ProcessGroupNCCL is made for processes that end with the first error. Here they live on, so nothing of torch's may end the
-process, and an abort may come at any time, also while the communicator forms. docs/design/adr/0026-nccl.md has the reasons.
-docs/how-to/gpu.md says what ran on a GPU, and how to check it there.
+process, and an abort may come at any time, also while the communicator forms. The reasons are in docs/design/adr/0026-nccl.md.
+The page docs/how-to/gpu.md says what ran on a GPU, and how to check it there.
 """
 
 import os

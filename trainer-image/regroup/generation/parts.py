@@ -58,7 +58,7 @@ Decision = CopyParts | RestoreParts | FallbackParts | Refuse
 def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decision:
     """Return what the generation continues from. `arrivals` is by rank; `size`: ranks of a model group.
 
-    It is the newest state that a rank here has applied and that is whole here, or a newer one that is whole in memory snapshots.
+    It is the newest state that a rank here has applied and that is whole here, or a newer one, whole in memory snapshots.
     Each newer state must be certainly gone: for some inner index all workers that may hold it are lost.
     """
     if {arrival.group_size for arrival in arrivals} != {size}:
