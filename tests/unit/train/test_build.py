@@ -29,7 +29,7 @@ from regroup.data import SamplePlan
 from regroup.generation.groups import Groups
 from regroup.parallel import ddp
 from regroup.parallel.strategy import Share
-from regroup.train import build, config, loop, sections, tasks
+from regroup.train import build, config, passes, sections, tasks
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
 from tests.long import only_long
 
@@ -180,7 +180,7 @@ def test_no_change_of_ranks_or_microbatches_compiles_again(monkeypatch: pytest.M
     assert counters["stats"]["unique_graphs"] == 2
     for ranks, microbatches in ((2, 2), (4, 1), (3, 4), (1, 4)):
         run(ranks, microbatches)
-    with loop._evaluating(model, is_compiled=True):
+    with passes.evaluating(model, is_compiled=True):
         model(x[:2, :-1])
     run(2, 1)
     assert counters["stats"]["unique_graphs"] == 2
