@@ -1,6 +1,6 @@
 """The arguments of `regroup.session` as one record, and the checks of their values. Pure.
 
-`regroup.job` makes the checks that also need the environment, the samples or the strategy's parts.
+`regroup.job` and `regroup.wiring` make the checks that also need the environment, the samples or the strategy's parts.
 """
 
 from collections.abc import Mapping

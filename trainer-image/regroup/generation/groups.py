@@ -352,7 +352,7 @@ class Groups:
     def wait_all(self, pending: Sequence["Pending"]) -> None:
         """As `wait`, and for what `order` has left to the GPU: what has been computed from that may be relied on afterwards.
 
-        A read of a value of the GPU would wait for it, too, but for ever if a connection is lost or NCCL has an error.
+        A read of a value of the GPU would wait for it, too. It would never end if a connection is lost or NCCL has an error.
         """
         self.wait([*self._ordered.values(), *pending])
         self._ordered = {}

@@ -1,6 +1,6 @@
 """The parameter server: one rank of a generation makes versions of the parameters, and the others compute gradients for it.
 
-- `settings`: the meaning of `regroup.strategies.ParameterServer` for a session, and the settings that it refuses.
+- `settings`: the meaning of `regroup.strategies.ParameterServer` for a session.
 - `ledger`: the shares of the data that versions have counted. It is a part of the state. Pure.
 - `dealing`: the server's decisions in one generation. Pure.
 - `messages`: the headers that go over a link. Pure.

@@ -1,14 +1,11 @@
-"""The meaning of `regroup.strategies.ParameterServer` for a session, and the settings that do not work with it."""
+"""The meaning of `regroup.strategies.ParameterServer` for a session."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from regroup import strategies
 from regroup.errors import UsageError
-from regroup.protocol import env
 from regroup.protocol.local import Assignment
-from regroup.session_settings import SessionSettings, refuse
 
 from . import links
 from .dealing import Roles, Terms, roles_of
@@ -46,19 +43,3 @@ def links_of(described: strategies.ParameterServer) -> Callable[[Assignment], Ma
         return links.parts(assignment, roles.standby)
 
     return of
-
-
-def check(settings: SessionSettings, *, is_stream: bool, group_size: int) -> None:
-    """Raise UsageError for a setting that does not work with a parameter server. `group_size`: ranks of a model group."""
-    refuse(
-        f"{{}} does not work with strategy {type(settings.strategy).__name__} so far. Leave one of them out.",
-        {
-            'reduction="exact"': settings.reduction == "exact",
-            "scaler": settings.scaler is not None,
-            "batch_per_rank": settings.batch_per_rank is not None,
-            "noise_scale": settings.noise_scale,
-            "data that is a stream": is_stream,
-            "regroup.mesh()": group_size > 1,
-            "A memory snapshot (spec.memorySnapshot)": bool(os.environ.get(env.SNAPSHOT_DIR)),
-        },
-    )
