@@ -425,7 +425,7 @@ class Job:
             self._rates.follow(self.state.step, self.plan.batch)
 
     def _finish(self) -> None:
-        """The last step is committed: prove that all ranks have it, save it, then serve as a source until the loop is over."""
+        """Prove that all ranks have the last step, save it, then serve as a source until the loop is over."""
         step = self._committer.step
         row = Row(
             step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=self._memory.step, total=self.total or 0
@@ -451,7 +451,7 @@ class Job:
             self._end(outcome)
 
     def _keep_state(self) -> None:
-        """This process ends by an exception: leave its state in the memory snapshot, for the next one."""
+        """Leave the state in the memory snapshot for the next process: this one ends by an exception."""
         try:
             self._memory.take_last()
         except Exception as error:  # where the device is what has failed, the script's own exception must be seen
@@ -499,7 +499,7 @@ class Job:
         return self._membership.knows_newer()
 
     def _committed(self, record: CommitRecord, header: Header, empty: bool) -> None:
-        """A step is committed: report it, and write a checkpoint if it is time."""
+        """Report a committed step, and write a checkpoint if it is time."""
         membership = self._membership
         self._blocks.num_left = 0
         self._cut = header.all_know_newer

@@ -74,7 +74,7 @@ class Edges:
             self._put(part, tensor)
 
     def expect(self, low: int) -> None:
-        """The next activations of an edge will be received: let them come."""
+        """Let the next activations of an edge come: `receive` returns them."""
         header = torch.empty(HEADER, dtype=torch.int64)
         self._headers[low] = _get(self._part(low, ACTIVATIONS), header, control=True), header
 

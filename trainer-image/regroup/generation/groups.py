@@ -382,7 +382,7 @@ class Groups:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The main thread waits for other ranks in this block: `waits_since_s` says so to other threads."""
+        """Mark a block in which the main thread waits for other ranks. Other threads read `waits_since_s`."""
         began_s = self.waits_since_s = time.monotonic()
         try:
             yield

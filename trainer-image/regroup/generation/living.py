@@ -304,7 +304,7 @@ class _Scattered(Work):
         return True
 
     def is_completed(self) -> bool:
-        """It is complete once it has been waited for, as gloo's own."""
+        """Return whether it has been waited for, as gloo's own does."""
         return not self._parts
 
 
@@ -374,7 +374,7 @@ def parts(rank: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 def bind(groups: Groups) -> None:
-    """A generation stands: each group uses the connections that it has opened for it (`Groups.part`)."""
+    """Let each group use the connections that a generation has opened for it (`Groups.part`)."""
     global _bound_to
     for group in living():
         group.bind(groups, groups.part(group.living_name))

@@ -136,12 +136,12 @@ class Membership(Protocol):
         ...
 
     def wait_end(self) -> str | None:
-        """The last step is committed: block until the job's end and return its outcome; None: a newer generation needs this
-        process first."""
+        """Block until the job's end, after the last step, and return its outcome; None: a newer generation needs this process
+        first."""
         ...
 
     def close(self) -> None:
-        """The session has ended."""
+        """End the membership: the session has ended."""
         ...
 
 
@@ -192,7 +192,7 @@ class Alone:
         return True
 
     def check(self) -> None:
-        """A world of one never leaves its generation."""
+        """Do nothing: a world of one never leaves its generation."""
 
     def explains(self, error: BaseException) -> bool:  # noqa: ARG002
         """Return False: without groups no error comes from a change of membership."""

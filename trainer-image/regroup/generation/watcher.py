@@ -92,12 +92,12 @@ class Watcher:
         return self._stop is not None and self._stop.outcome == SUSPENDED
 
     def knows_newer(self, generation: int) -> bool:
-        """True once any generation above this one was heard, planned or forced."""
+        """Return whether any generation above this one was heard, planned or forced."""
         newest = self._newest
         return self._ends_after_a_step or (newest is not None and newest.number > generation)
 
     def must_leave(self, generation: int) -> bool:
-        """True once a group of this generation has to be left at once: a newer forced generation, or the end."""
+        """Return whether a group of this generation has to be left at once: a newer forced generation, or the end."""
         ended = self._stop is not None and not self._ends_after_a_step
         return ended or self._forced_number > generation
 
@@ -165,7 +165,7 @@ class Watcher:
             return not (self._stop or self._finish)
 
     def ready(self) -> None:
-        """The rehearsal is over, or is left out: from now on this process waits for a generation."""
+        """Tell the agent that the rehearsal is over, or is left out: from now on this process waits for a generation."""
         if self._attach.rehearses:
             self._attach = replace(self._attach, rehearses=False)
             self.send(self._attach)

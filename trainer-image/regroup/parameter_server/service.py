@@ -154,7 +154,7 @@ class Service:
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def _make(self, calls: Calls | None) -> bool:
-        """Moves 1 and 2: apply the next version, and send the standby what was applied."""
+        """Apply the next version, and send the standby what was applied (moves 1 and 2)."""
         version = self.desk.next_version(time.monotonic())
         if version is None:
             return False
@@ -179,7 +179,7 @@ class Service:
         return True
 
     def _take_acknowledgement(self) -> bool:
-        """Move 3: the standby holds the version."""
+        """Commit the version that the standby has acknowledged (move 3)."""
         if self._copies is None or self._staged is None or not self._copies.take():
             return False
         version, _, mine = self._staged
@@ -194,7 +194,7 @@ class Service:
         return True
 
     def _commit(self) -> None:
-        """Move 4: the version is committed."""
+        """Commit the version: from now on workers pull it (move 4)."""
         assert self._staged is not None
         (_, record, _), self._staged = self._staged, None
         self._published = None
