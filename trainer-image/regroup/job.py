@@ -182,7 +182,7 @@ class Job:
         self._join(path, described)
 
     def _join(self, path: str | None, described: strategies.Description) -> None:
-        """Make what talks to the agent at the socket `path`, and what commits. None: plain `python`."""
+        """Make the connection to the agent at the socket `path`, the membership and the committer. None: plain `python`."""
         local_rank = int(os.environ.get(env.LOCAL_RANK) or 0)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
@@ -258,7 +258,7 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """The model's: batches are moved there."""
+        """The model's device. Batches are moved there."""
         return self._device
 
     @property

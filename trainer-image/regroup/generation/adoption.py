@@ -34,7 +34,7 @@ class Arrival:
     """The things that one rank brings to a generation."""
 
     state: StatePair | None
-    """The valid state it holds; None: it holds none, or what it holds is torn."""
+    """The valid state that the rank holds; None: it holds none, or a torn one."""
     state_adopted: int
     """Generation in which that state was adopted; 0 without one."""
     agent_adopted: int

@@ -36,7 +36,7 @@ class Backend:
     """The one reference to a backend of torch, until `release`."""
 
     def __init__(self, raw: Any, *, on_gpu: bool = False) -> None:
-        """`on_gpu`: it is NCCL's, for tensors on a GPU."""
+        """`on_gpu`: the backend is NCCL's, for tensors on a GPU."""
         self.on_gpu = on_gpu
         self._raw = raw
         self._ends = False
@@ -125,7 +125,7 @@ _LATE = (
 def patience_s(ages_s: Sequence[float], most: int) -> float:
     """Return how long a new communicator waits at most until only `most` older ones are ending. Pure.
 
-    `ages_s`: how long ago the end of each began that has not come yet. What is older than END_S may never end, and does not count.
+    `ages_s` has the age of each end that has not come yet. An end that is older than END_S may never come, and does not count.
     """
     left_s = sorted(END_S - age_s for age_s in ages_s if age_s < END_S)
     return left_s[len(left_s) - most - 1] if len(left_s) > most else 0.0

@@ -34,13 +34,13 @@ _num_stages = 1
 
 
 def plan(num_stages: int) -> None:
-    """Open the edges between so many stages, from the next generation on."""
+    """Open the edges between `num_stages` stages, from the next generation on."""
     global _num_stages
     _num_stages = num_stages
 
 
 def parts(layout: Layout, rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the two ranks of each edge of this rank's stages, by name. In one order on all ranks."""
+    """Return the two ranks of each edge of this rank's stages, by name. The names have one order on all ranks."""
     line = layout.line(rank, PIPELINE)
     if len(line) == 1:
         return {}
@@ -62,7 +62,7 @@ class Edges:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._sent: list[tuple[Pending, torch.Tensor]] = []
-        """Messages on their way, and what they read from."""
+        """Messages on their way, each with the tensor that it reads."""
         self._headers: dict[int, tuple[Pending, torch.Tensor]] = {}
         """Headers of the activations that are received next, by edge. They are asked for early, so that they come meanwhile."""
 
@@ -79,7 +79,7 @@ class Edges:
         self._headers[low] = _get(self._part(low, ACTIVATIONS), header, control=True), header
 
     def receive(self, low: int) -> list[torch.Tensor]:
-        """Return the activations that `expect` was called for: leaves that need a gradient where the sender's do. Blocks."""
+        """Return the activations of the last `expect`. They are leaves, and need a gradient where the sender's do. Blocks."""
         part = self._part(low, ACTIVATIONS)
         pending, header = self._headers.pop(low)
         part.wait([pending])
@@ -95,7 +95,7 @@ class Edges:
             self._put(self._part(low, GRADIENTS), gradient)
 
     def expect_gradients(self, low: int, outputs: Sequence[torch.Tensor]) -> "Coming":
-        """Let the gradients of these activations come. In the order in which they were sent."""
+        """Let the gradients of these activations come. They come in the order in which they were sent."""
         return Coming(self._part(low, GRADIENTS), [(one.shape, one.dtype, one.device) for one in outputs])
 
     def finish(self) -> None:
@@ -118,12 +118,12 @@ class Coming:
     """Gradients that are on their way."""
 
     def __init__(self, part: Part, shapes: Sequence[tuple[torch.Size, torch.dtype, torch.device]]) -> None:
-        """`shapes`: what is received."""
+        """`shapes` has shape, type and device of each gradient."""
         self._part, self._shapes = part, shapes
         self._begun = self._receive() if part.nccl is None else None
 
     def wait(self) -> list[torch.Tensor]:
-        """Return them, for what this thread launches next on their device. Raises what `Groups.order` does."""
+        """Return the gradients, for the next launches of this thread on their device. Raises what `Groups.order` does."""
         gradients, pending = self._receive() if self._begun is None else self._begun
         self._part.order(pending)
         return gradients
@@ -134,7 +134,7 @@ class Coming:
 
 
 def header_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return what a receiver has to know of tensors on the model's device. Raises UsageError for those that no header describes."""
+    """Return the header of tensors on the model's device. Raises UsageError for tensors that no header describes."""
     numbers = [len(tensors)]
     for tensor in tensors:
         if tensor.dtype not in _TYPES or tensor.device != device or tensor.layout != torch.strided:

@@ -30,7 +30,7 @@ def device_alone() -> Any:
 
 
 class Connection(NamedTuple):
-    """A duplicate of a connected socket, and where its other end is: that cannot be asked any more once it is reset."""
+    """A duplicate of a connected socket, and the address of its other end, which a reset socket does not tell any more."""
 
     socket: socket.socket
     host: str
@@ -53,7 +53,7 @@ class Sockets:
         _alive.add(self)
 
     def add_ports(self, ports: Iterable[int]) -> None:
-        """Take sockets at these ports for ours from now on: a peer listens there."""
+        """Take sockets at these ports for this generation's from now on: a peer listens there."""
         self._ports |= set(ports)
 
     def open_device(self, host: str) -> tuple[Any, int]:
@@ -88,7 +88,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """While more of them come up, `shut_down` looks for them; then they are kept."""
+        """Mark a block in which more connections come up. `shut_down` looks for them there; afterwards they are kept."""
         with self._lock:
             # They stay: of one that has ended meanwhile, gloo's own descriptor is closed already.
             self._before, self._kept = self._kept or [], None
@@ -98,7 +98,7 @@ class Sockets:
             self.keep()
 
     def shut_down(self) -> None:
-        """End every wait on one of them, once."""
+        """End every wait on one of the connections. A second call does nothing."""
         with self._lock:
             if self._shut:
                 return

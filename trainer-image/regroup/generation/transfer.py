@@ -110,7 +110,7 @@ def _receive_staged(
 def _receive_in_place(
     groups: Groups | Part, source: int, described: Described, own: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors on the GPU: own ones where they fit."""
+    """Return the tensors on the GPU, in own ones where these fit."""
     tensors = {}
     for name, (dtype, shape) in described.items():
         mine = own.get(name)
@@ -138,7 +138,7 @@ def _receive_bytes(
     described: Described,
     keep: Callable[[int, torch.Tensor], None],
 ) -> None:
-    """Take part in the broadcast of these tensors. `keep` gets each chunk and where it begins; it is overwritten afterwards."""
+    """Take part in the broadcast of these tensors. `keep` gets each chunk and its offset; the chunk is overwritten afterwards."""
     _, total = trees.layout(_sizes(described))
     chunk = torch.empty(min(total, CHUNK_BYTES), dtype=torch.uint8, device=device)
     for low, high in _chunks(total):
@@ -182,7 +182,7 @@ def _sizes(described: Described) -> list[int]:
 def _within(
     pieces: Sequence[torch.Tensor], offsets: Sequence[int], low: int, high: int
 ) -> Iterator[tuple[torch.Tensor, slice, slice]]:
-    """Yield the pieces that have bytes in a chunk: which ones of the piece, and where in the chunk."""
+    """Yield each piece that has bytes in a chunk, with their place in the piece and in the chunk."""
     for offset, piece in zip(offsets, pieces):
         first, last = max(offset, low), min(offset + piece.numel(), high)
         if first < last:

@@ -88,7 +88,7 @@ class Watcher:
 
     @property
     def _ends_after_a_step(self) -> bool:
-        """True where the end came as a planned change does: the group takes its time to leave after one step, together."""
+        """True if the end came as a planned change does: the group leaves together, after a step."""
         return self._stop is not None and self._stop.outcome == SUSPENDED
 
     def knows_newer(self, generation: int) -> bool:
@@ -113,7 +113,7 @@ class Watcher:
             return self._newest
 
     def wait_forced_above(self, generation: int) -> None:
-        """Block until `must_leave(generation)`, or any end: what a finished rank does, which ignores planned changes."""
+        """Block until `must_leave(generation)`, or any end. A finished rank calls it: it ignores planned changes."""
         with self._changed, self._waiting():
             self._changed.wait_for(lambda: bool(self._stop or self._finish) or self.must_leave(generation))
 
@@ -171,7 +171,7 @@ class Watcher:
             self.send(self._attach)
 
     def send_soon(self, message: local.Committed) -> None:
-        """Send progress, at most some times a second (`Outbox`)."""
+        """Send progress, at most every `outbox.EVERY_S` seconds."""
         self._outbox.send_soon(message)
 
     def _write(self, message: Any) -> None:
