@@ -112,7 +112,7 @@ class Disk:
     def fall_back(
         self, document: Document, decision: Fallback, reader: str
     ) -> Copy | Checkpoint | Refuse | Missing | None:
-        """As `Regrouper._fall_back`: the newest of the best survivor and the newest checkpoint, else what the job begins with."""
+        """As `Adopter._fall_back`: the newest of the best survivor and the newest checkpoint, else what the job begins with."""
         best = decision.best
         found = self._newest(document, is_all=best is None) if self.sees(reader) else None
         if found is not None and (best is None or found.state > best.state):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from regroup.data import SamplePlan, as_source
-from regroup.parallel.dealing import Deal, Desk, Terms, roles_of
-from regroup.parallel.ledger import Ledger, key_of
+from regroup.parameter_server.dealing import Deal, Desk, Terms, roles_of
+from regroup.parameter_server.ledger import Ledger, key_of
 from regroup.train import tasks
 from regroup.train.sections import Digits
 

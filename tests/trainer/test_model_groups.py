@@ -464,7 +464,7 @@ def refused(agents: AgentDouble, slots: Sequence[int]) -> bool:
     Where one has refused and closed its connections, another that is still connecting says that this failed.
     """
     left = [message for slot in slots for message in agents.workers[slot].messages(local.Left)]
-    return any("may hold a part of a newer state" in message.message for message in left)
+    return any("A state that may be newer" in message.message for message in left)
 
 
 def left_for_good(worker: Worker, number: int) -> bool:

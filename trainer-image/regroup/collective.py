@@ -22,9 +22,9 @@ from regroup.generation.team import Team, form_team
 
 from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
 from .parallel import fsdp, pipeline
+from .parameter_server.served_committer import ServedCommitter
 from .state.training import TrainingState
 from .transaction.commit import Committer
-from .transaction.served import ServedCommitter
 
 
 def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:

@@ -1,7 +1,8 @@
-"""The session: what `with regroup.session(...) as job` gives, top to bottom.
+"""The session, which `with regroup.session(...) as job` opens, top to bottom.
 
 Read `Job.steps` first: it is the life of a trainer process. Without REGROUP_SOCKET in the environment (plain `python`) the
-same code runs in a world of one, without groups. One session per process; all methods are for the main thread.
+same code runs in a world of one, without groups. One session per process; all methods are for the main thread. `wiring` makes the
+parts that follow from the settings.
 """
 
 import os
@@ -12,70 +13,40 @@ from typing import Any
 
 import torch
 
-from . import model_group, served, strategies
+from . import model_group, strategies
 from .accelerator import make_current
 from .collective import Blocks, Collective
-from .data import UNKNOWN, SamplePlan, Stream, as_source, as_stream, make_feed
+from .data import as_source, as_stream, make_feed
 from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, JobEnded, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
 from .generation.regrouper import Regrouper
 from .generation.watcher import Watcher
-from .layout import Layout
-from .parallel.ddp import DataParallel
-from .parallel.exact import Exact
-from .parallel.ledger import NAME as LEDGER
-from .parallel.ledger import CountedPlan
-from .parallel.local_steps import LocalSteps
 from .parallel.noise import NAME as NOISE
 from .parallel.noise import NoiseScale
 from .parallel.pipeline import check_model
-from .parallel.served import Served
-from .parallel.strategy import Guarantees, Strategy
+from .parallel.strategy import Guarantees
+from .parameter_server.ledger import NAME as LEDGER
+from .parameter_server.ledger import CountedPlan
 from .progress.busy import BusyStack
 from .progress.reporter import Progress, Reporter
 from .protocol import env, local
 from .protocol.local import COMPLETE
 from .protocol.state import Busy
-from .session_settings import SessionSettings, check, shuffles
+from .session_settings import SessionSettings, check
 from .state.durable import Durable
 from .state.memory import Memory
 from .state.rates import ScaledRates
 from .state.training import CommitRecord, TrainingState
 from .step import Step
 from .transaction.agreement import exchange
-from .transaction.commit import Committer, Extras
+from .transaction.commit import Extras
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
-from .transaction.served import ServedCommitter
+from .wiring import links_of, make_committer, make_strategy, plan_of
 
 BATCH, RATES = "regroup.batch", "regroup.rates"
 """Names of the parts of the state that are the session's own."""
-
-
-def make_strategy(
-    described: strategies.Description,
-    reduction: str,
-    model: torch.nn.Module,
-    state: TrainingState,
-    plan: SamplePlan,
-    *,
-    measures: bool = False,
-) -> Strategy:
-    """Return what does the work of a description. `measures`: norms of gradients, too. Raises UsageError for one that does
-    not fit the model."""
-    if reduction == "exact":
-        return Exact(model, state.optimizer, plan)
-    if isinstance(described, (strategies.LocalSGD, strategies.DiLoCo)):
-        return _local_steps(described, state, plan)
-    if isinstance(described, strategies.ParameterServer):
-        return served.make_strategy(described, state, plan)
-    if state.scaler is not None and isinstance(described.hook, strategies.PowerSGD):
-        raise UsageError(
-            "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
-            "Train in bfloat16, which needs no scaler, or use another hook."
-        )
-    return DataParallel(model, state.optimizer, plan, described, model_group.inner(), measures=measures)
 
 
 def session(  # noqa: PLR0913 (users pass keywords)
@@ -98,18 +69,21 @@ def session(  # noqa: PLR0913 (users pass keywords)
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
-    model, optimizer: yours, used in place and never wrapped; several optimizers as a list. data: tensors (x, y), a map-style
-    dataset, a DataLoader of one (for its collate function, workers and pinning), an object with `__len__` and `fetch(ids)`, or, for
-    what can only be read in order, a `regroup.stream` or an IterableDataset.
-    global_batch: samples per step, fixed for the job's life; it is cut into microbatches that are dealt to the ranks. state:
-    further objects with state_dict and load_state_dict, by name. shuffle: False for the order of the samples' numbers in each
-    epoch; None: a DataLoader's own shuffle, else True. reduction: "fast", or "exact" for results that are bitwise
-    equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
-    scales, unscales before it clips, and updates it. rehearse: run the block of a step once before this process joins a job, and
-    keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. strategy: how the work is
-    split over ranks, one of `regroup.strategies`; None: DataParallel(). batch_per_rank: instead of
-    global_batch: samples per step and rank, so that a step's batch follows the number of ranks, from one generation to the next.
-    rate_scaling: how learning rates follow it; None: not at all. noise_scale: measure the gradient noise scale.
+    - `model`, `optimizer`: yours, used in place and never wrapped; several optimizers as a list.
+    - `data`: tensors (x, y), a map-style dataset, or an object with `__len__` and `fetch(ids)`. A DataLoader of a dataset adds its
+      collate function, workers and pinning. Data that can only be read in order is a `regroup.stream` or an IterableDataset.
+    - `global_batch`: samples per step, fixed for the job's life. It is cut into microbatches that are dealt to the ranks.
+    - `state`: further objects with state_dict and load_state_dict, by name.
+    - `shuffle`: False for the order of the samples' numbers in each epoch; None: a DataLoader's own shuffle, else True.
+    - `reduction`: "fast", or "exact" for results that are bitwise equal at any world size (slower; deterministic algorithms only).
+    - `scaler`: a torch.amp.GradScaler, for fp16. The session scales, unscales before it clips, and updates it.
+    - `rehearse`: run the block of a step once before this process joins a job, and keep nothing of it. So no other process waits
+      for what it compiles. None: if the model is compiled.
+    - `strategy`: the split of the work over ranks, one of `regroup.strategies`; None: DataParallel().
+    - `batch_per_rank`: samples per step and rank, instead of `global_batch`. A step's batch then follows the number of ranks.
+    - `rate_scaling`: the way in which learning rates follow the batch; None: not at all.
+    - `noise_scale`: measure the gradient noise scale.
+
     Raises UsageError, StateError or DataError, one sentence each.
     """
     return Job(
@@ -133,32 +107,6 @@ def session(  # noqa: PLR0913 (users pass keywords)
     )
 
 
-def _local_steps(
-    described: strategies.LocalSGD | strategies.DiLoCo, state: TrainingState, plan: SamplePlan
-) -> Strategy:
-    """Return what makes rounds of inner steps. Raises UsageError."""
-    name = type(described).__name__
-    if state.scaler is not None:
-        raise UsageError(
-            f"scaler is given, and strategy is {name}: each rank would find overflows, and a scale, of its own. Use bfloat16, "
-            "which needs no scaler."
-        )
-    if plan.layout.size > 1:
-        raise UsageError(f"strategy {name} does not work with regroup.mesh() so far. Leave one of them out.")
-    rate, momentum = 1.0, 0.0
-    if isinstance(described, strategies.DiLoCo):
-        rate, momentum = described.outer_learning_rate, described.outer_momentum
-    return LocalSteps(
-        state.model,
-        state.optimizer,
-        plan,
-        inner_steps=described.inner_steps,
-        max_norm=described.max_norm,
-        outer=lambda trained: torch.optim.SGD(trained, lr=rate, momentum=momentum, nesterov=momentum > 0),
-        before_change=lambda: state.before_change(),
-    )
-
-
 def _check_process(path: str | None) -> None:
     """Raise UsageError in a process that cannot have a session, or not another one. `path`: its agent's socket."""
     if path and Job._attached:
@@ -172,25 +120,6 @@ def _check_process(path: str | None) -> None:
             f"WORLD_SIZE is {world_size}, but no agent of Regroup is present: each process would train its own model. "
             "Start the script with `regroup run --workers N` or in a job, not with torchrun."
         )
-
-
-def _plan_of(settings: SessionSettings, source: Any, max_world_size: int, layout: Layout) -> SamplePlan:
-    """Return which samples each step has. Raises UsageError for samples that the other settings do not fit, and DataError."""
-    described, is_stream = settings.strategy, isinstance(source, Stream)
-    if is_stream and layout.size > 1:
-        raise UsageError("data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset.")
-    mixes = shuffles(settings.shuffle, source)
-    sizes = (
-        settings.seed,
-        UNKNOWN if is_stream else len(source),
-        settings.largest_batch(max_world_size),
-        settings.microbatch,
-        max_world_size,
-    )
-    if isinstance(described, strategies.ParameterServer):
-        served.check(settings, is_stream=is_stream, group_size=layout.size)
-        return served.plan_of(described, CountedPlan(*sizes, shuffles=mixes))
-    return SamplePlan(*sizes, layout, in_order=is_stream, shuffles=mixes)
 
 
 class Job:
@@ -215,7 +144,7 @@ class Job:
             int(os.environ.get(env.MAX_WORLD_SIZE) or 1),
         )
         self._is_served = isinstance(described, strategies.ParameterServer)
-        self.plan = _plan_of(settings, self.source, self._max_world_size, layout)
+        self.plan = plan_of(settings, self.source, self._max_world_size, layout)
         self.state = TrainingState(model, settings.optimizer, settings.state, settings.scaler)
         self._rates = (
             ScaledRates(settings.rate_scaling, self.state.optimizer) if settings.rate_scaling is not None else None
@@ -231,7 +160,7 @@ class Job:
                 self.state.add(name, own)
         self._feed = make_feed(self.source, self.plan, reads_ahead=not self._is_served)
         self.outcome: str | None = None
-        """How the job ended (Complete, Failed, Released, Suspended, Drained); None: not yet."""
+        """The job's end (Complete, Failed, Released, Suspended, Drained); None: it has not ended."""
         self.total: int | None = None
         """Number of steps that the script asks for; None before its loop."""
         self._looped = False
@@ -254,7 +183,7 @@ class Job:
         self._join(path, described)
 
     def _join(self, path: str | None, described: strategies.Description) -> None:
-        """Make what talks to the agent at the socket `path`, and what commits. None: plain `python`."""
+        """Make the connection to the agent at the socket `path`, the membership and the committer. None: plain `python`."""
         local_rank = int(os.environ.get(env.LOCAL_RANK) or 0)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
@@ -274,32 +203,25 @@ class Job:
                 self._device,
                 self._durable,
                 self._memory,
-                served.links_of(described),
+                links_of(described),
             )
         self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)
         self._busy = BusyStack(send, self._reporter.paused)
-        self._committer: Committer | ServedCommitter
-        if isinstance(self._strategy, Served):
-            assert isinstance(described, strategies.ParameterServer)
-            assert isinstance(self.plan, CountedPlan)
-            self._committer = ServedCommitter(
-                self._membership, self._strategy, described, self.state, self.plan, self._committed
-            )
-        else:
-            self._committer = Committer(
-                self._membership,
-                self._strategy,
-                self.state,
-                self.plan,
-                self._memory,
-                self._committed,
-                Extras(
-                    self._durable.wants,
-                    self._rates,
-                    isinstance(described, strategies.DataParallel) and described.uneven,
-                    self._noise,
-                ),
-            )
+        self._committer = make_committer(
+            described,
+            self._membership,
+            self._strategy,
+            self.state,
+            self.plan,
+            self._memory,
+            self._committed,
+            Extras(
+                self._durable.wants,
+                self._rates,
+                isinstance(described, strategies.DataParallel) and described.uneven,
+                self._noise,
+            ),
+        )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
 
@@ -337,12 +259,12 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """The model's: batches are moved there."""
+        """The model's device. Batches are moved there."""
         return self._device
 
     @property
     def guarantees(self) -> Guarantees:
-        """Which of the session's promises hold under its strategy."""
+        """The session's promises that hold under its strategy."""
         return self._strategy.guarantees
 
     @property
@@ -366,11 +288,11 @@ class Job:
     def steps(self, total: int) -> Iterator[Step]:
         """Yield steps until `total` are committed, the one in flight again after each membership change.
 
-        Ends when every rank has committed the last step. When the job ends in another way (failed, released by a scale-down), the
-        loop raises JobEnded, which ends the script with exit code 0. The job is complete once the script has returned 0 in every
-        member: one that fails after its loop is started again, with the state of the last step, its rank and its world size, and
-        this loop then has no steps. So code after the loop may run more than once, and finds no variable that only the loop sets.
-        Call it once; raises UsageError else.
+        The loop ends when every rank has committed the last step. If the job ends in another way (failed, released by a
+        scale-down), the loop raises JobEnded, which ends the script with exit code 0. The job is complete once the script has
+        returned 0 in every member. A script that fails after its loop is started again, with the state of the last step, its rank
+        and its world size. Its loop then has no steps. So code after the loop may run more than once, and finds no variable that
+        only the loop sets. Call it once; raises UsageError else.
         """
         if self._looped:
             raise UsageError(
@@ -491,8 +413,10 @@ class Job:
             self._durable.hurry()  # rule CKPT
 
     def _follow_size(self) -> None:
-        """Where the batch follows the number of ranks: it does so before the first step of a generation. A function of the adopted
-        state and of the generation's size, so it is the same on all ranks. Local."""
+        """Let the batch follow the number of ranks, before the first step of a generation. Local.
+
+        The batch is a function of the adopted state and of the generation's size, so it is the same on all ranks.
+        """
         if self._batch_per_rank is None:
             return
         # The one generation of a hand-over has a rank more than the job: then one gets an empty share, as ever.
@@ -502,7 +426,7 @@ class Job:
             self._rates.follow(self.state.step, self.plan.batch)
 
     def _finish(self) -> None:
-        """The last step is committed: prove that all ranks have it, save it, then serve as a source until the loop is over."""
+        """Prove that all ranks have the last step, save it, then serve as a source until the loop is over."""
         step = self._committer.step
         row = Row(
             step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=self._memory.step, total=self.total or 0
@@ -528,7 +452,7 @@ class Job:
             self._end(outcome)
 
     def _keep_state(self) -> None:
-        """This process ends by an exception: leave its state in the memory snapshot, for the next one."""
+        """Leave the state in the memory snapshot for the next process: this one ends by an exception."""
         try:
             self._memory.take_last()
         except Exception as error:  # where the device is what has failed, the script's own exception must be seen
@@ -572,11 +496,11 @@ class Job:
         return self._busy.pause(name, max_s)
 
     def knows_newer(self) -> bool:
-        """Whether a newer generation than the current one was heard of: the group is about to change."""
+        """Return whether a newer generation than the current one was heard of: the group is about to change."""
         return self._membership.knows_newer()
 
     def _committed(self, record: CommitRecord, header: Header, empty: bool) -> None:
-        """A step is committed: report it, and write a checkpoint if it is time."""
+        """Report a committed step, and write a checkpoint if it is time."""
         membership = self._membership
         self._blocks.num_left = 0
         self._cut = header.all_know_newer

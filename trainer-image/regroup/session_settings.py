@@ -1,6 +1,6 @@
 """The arguments of `regroup.session` as one record, and the checks of their values. Pure.
 
-`regroup.job` makes the checks that also need the environment, the samples or the strategy's parts.
+`regroup.job` and `regroup.wiring` make the checks that also need the environment, the samples or the strategy's parts.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def check(settings: SessionSettings, group_size: int) -> None:
     _check_values(settings)
     _check_batch(settings)
     asked_exact, described = settings.reduction == "exact", settings.strategy
-    is_served = isinstance(described, strategies.ParameterServer)  # `regroup.served` refuses more with that
+    is_served = isinstance(described, strategies.ParameterServer)  # `regroup.parameter_server.settings` refuses more
     if asked_exact and not is_served and described != strategies.DataParallel():
         raise UsageError(
             f'reduction is "exact" and strategy is {described}: only DataParallel() without options gives the same bits at any '

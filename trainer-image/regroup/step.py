@@ -17,9 +17,9 @@ from .layout import CONTEXT
 from .parallel.pipeline import Pipeline, Work
 from .parallel.schedules import FORWARD as FORWARD_PASS
 from .parallel.strategy import Share, checked_weight
+from .parameter_server.versions import Applied
 from .state.training import CommitRecord
 from .transaction.laps import BACKWARD, DATA, FORWARD, Laps, StepTimes
-from .transaction.versions import Applied
 
 
 class Transaction(Protocol):

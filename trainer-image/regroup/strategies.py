@@ -1,7 +1,7 @@
 """Descriptions of how the work of a job is split over its ranks. A script passes one as `regroup.session(strategy=...)`.
 
 Only descriptions: one frozen class for each strategy, checked when it is made. Pure, without torch, so that a configuration can
-be read where torch is not installed. What does the work is in `regroup.parallel`, and `regroup.job.make_strategy` goes from one
+be read where torch is not installed. What does the work is in `regroup.parallel`, and `regroup.wiring.make_strategy` goes from one
 to the other.
 """
 

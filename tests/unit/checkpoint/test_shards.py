@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from regroup.checkpoint import shards
 from regroup.checkpoint.shards import REPLICATE, SHARD, STRIDED, writes
-from regroup.checkpoint.tree import Part
+from regroup.checkpoint.tree import TensorPart
 from regroup.state.optimizers import load_exactly
 
 SHAPE = (2, 3)
@@ -34,9 +34,9 @@ class Place:
         return list(self._at)
 
 
-def part(**dims: str) -> Part:
+def part(**dims: str) -> TensorPart:
     placements = tuple((kind, 0, 1) for kind in dims.values())
-    return Part(torch.ones(1), tuple(dims), placements, (6,))
+    return TensorPart(torch.ones(1), tuple(dims), placements, (6,))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def of_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_copy_of_a_split_state_stays_in_host_memory(of_gpus: Any) -> None:
     """A checkpoint is read into these tensors, and written from them. (There is no GPU here: what goes to one fails.)"""
-    copied = Part(torch.randn(2, 3), ("shard",), ((SHARD, 0, 1),), (4, 3))
+    copied = TensorPart(torch.randn(2, 3), ("shard",), ((SHARD, 0, 1),), (4, 3))
     whole: Any = shards.whole(copied)
     assert (tuple(whole.shape), whole.stride(), whole.device_mesh) == ((4, 3), (3, 1), of_gpus)
     assert whole.to_local().data_ptr() == copied.local.data_ptr()

@@ -114,13 +114,13 @@ def enter(monkeypatch: pytest.MonkeyPatch, document: Document, states: Sequence[
 @pytest.mark.parametrize("where", ["in the process", "in its worker's memory", "in parts"])
 def test_rank_says_which_gpu_it_computes_on_wherever_its_state_is(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     monkeypatch.setattr(accelerator, "identity", lambda _: GPUS[0])
-    joined, snapshot = make_regrouper(Watcher()), SimpleNamespace(state=HELD, adopted=1, is_last=False)
+    adopter, snapshot = make_regrouper(Watcher())._adopter, SimpleNamespace(state=HELD, adopted=1, is_last=False)
     newest = snapshot if where == "in its worker's memory" else None
-    joined._memory = SimpleNamespace(newest=newest, last=None, held=())  # type: ignore[assignment]
+    adopter._memory = SimpleNamespace(newest=newest, last=None, held=())  # type: ignore[assignment]
     if where == "in parts":
-        joined._plan = SamplePlan(0, 96, 12, 2, 4, layout=Layout((("shard", 2),)))
-        joined.keeper = SimpleNamespace(kept=tuple)
-    arrival = joined._arrival(0)
+        adopter._plan = SamplePlan(0, 96, 12, 2, 4, layout=Layout((("shard", 2),)))
+    keeper: Any = SimpleNamespace(kept=tuple)
+    arrival = adopter.arrival(0, None, False, keeper)
     assert (arrival.gpu, arrival.from_snapshot) == (GPUS[0], newest is not None)
 
 

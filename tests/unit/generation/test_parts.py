@@ -160,6 +160,18 @@ KEPT = part(1, 5, (1, (1, 5)))
             id="COPIES: the same where g2 has never trained, as a did not adopt it",
         ),
         pytest.param(
+            document(3, "xX", {1: "aA", 2: "aAbB"}, lost="aAb", seals=(seal("B", 2, None, 1),)),
+            [fresh(), fresh()],
+            FallbackParts(False),
+            id="COPIES: B says that it left g2 with nothing",
+        ),
+        pytest.param(
+            document(3, "bX", {1: "cA", 2: "cAbB"}, lost="AB", seals=(seal("c", 1, None, 1),)),
+            [fresh(), fresh()],
+            Refuse,
+            id="COPIES: c says that it left g1 with nothing, but may have entered g2 since, and copied",
+        ),
+        pytest.param(
             document(3, "aAbB", {1: "aAbB", 2: "aAcC"}, lost="C"),
             [part(2, 9, adopted=2), part(2, 8, adopted=2), part(1, 5, agent=1), part(1, 5, agent=1)],
             Refuse,

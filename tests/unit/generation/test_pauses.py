@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from regroup.errors import Aborted, PeerLost
-from regroup.generation import links
 from regroup.generation.groups import FORGOTTEN_S
-from regroup.generation.links import Pauses
 from regroup.generation.pauses import LONGEST_S, SHORTEST_S, pause_s
+from regroup.parameter_server import links
+from regroup.parameter_server.links import Pauses
 
 
 @pytest.mark.parametrize(

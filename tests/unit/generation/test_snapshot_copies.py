@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from regroup.data import SamplePlan
+from regroup.generation.adopter import Adopter
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Gathering
-from regroup.generation.regrouper import Regrouper
-from regroup.generation.watcher import Watcher
 from regroup.protocol import env
 from regroup.protocol.document import Document, Member, OlderGeneration, Store
 from regroup.protocol.local import AdoptedLocally
@@ -47,9 +46,7 @@ class Rank:
             self.state, memory = self._process(is_fresh=True)
         plan = SamplePlan(0, 100, 10, 5, 1)
         self.number = number
-        self.regrouper = Regrouper(
-            cast(Watcher, None), self.state, plan, torch.device("cpu"), Durable(self.state, plan), memory
-        )
+        self.adopter = Adopter(self.state, plan, torch.device("cpu"), Durable(self.state, plan), memory)
 
     def _process(self, *, is_fresh: bool = False) -> tuple[TrainingState, Memory]:
         state = TrainingState(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1), {})
@@ -61,13 +58,13 @@ class Rank:
         return state, memory
 
     def arrival(self) -> Arrival:
-        return Arrival.from_json(self.regrouper._arrival(HELD.generation).to_json())
+        return Arrival.from_json(self.adopter.arrival(HELD.generation, None, False, None).to_json())
 
     def adopt(self, gathering: Gathering) -> AdoptedLocally:
         size = len(gathering.arrivals)
         number, cpu = gathering.document.number, torch.device("cpu")
         groups: Any = SimpleNamespace(rank=self.number, world_size=size, generation=number, device=cpu)
-        return self.regrouper._adopt(groups, gathering, 0.0)
+        return self.adopter.adopt(groups, gathering, 0.0, None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from regroup.checkpoint import tree as trees
 from regroup.data import SamplePlan
 from regroup.errors import PeerLost
 from regroup.generation import transfer
-from regroup.generation.regrouper import Regrouper
+from regroup.generation.adopter import Adopter
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Durable
 from regroup.state.memory import Memory
@@ -34,7 +34,7 @@ def test_source_dies_in_the_middle_of_a_copy(
     model = torch.nn.Linear(2, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     plan = SamplePlan(0, 8, 4, 2, 1)
-    joined = Regrouper(None, state, plan, torch.device(device), Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    adopter = Adopter(state, plan, torch.device(device), Durable(state, plan), Memory(state, plan, None, 0))
     if held is not None:
         state.named(held, 3)
 
@@ -47,10 +47,10 @@ def test_source_dies_in_the_middle_of_a_copy(
     monkeypatch.setattr(transfer, "receive", receive)
     before = trees.unpack(*trees.pack({"model": {k: v.clone() for k, v in model.state_dict().items()}}))
     with pytest.raises(PeerLost):
-        joined._receive(None, 0, keep=True)  # type: ignore[arg-type]
+        adopter._receive(None, 0, keep=True)  # type: ignore[arg-type]
     assert state.pair == held
     assert state.torn is torn
-    assert joined._arrival(0).torn is torn
+    assert adopter.arrival(0, None, False, None).torn is torn
     assert all(torch.equal(before["model"][name], now) for name, now in model.state_dict().items()) is not torn
     state.load(state.tree())
     assert not state.torn

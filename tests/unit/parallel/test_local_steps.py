@@ -15,7 +15,6 @@ import regroup
 from regroup.data import SamplePlan, as_source, make_feed
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
-from regroup.job import make_strategy
 from regroup.parallel import ddp
 from regroup.parallel.hooks import Plain
 from regroup.parallel.local_steps import LocalSteps, inner_ends
@@ -26,6 +25,7 @@ from regroup.state.training import TrainingState
 from regroup.step import Step
 from regroup.strategies import DataParallel, DiLoCo, LocalSGD
 from regroup.transaction.commit import Committer
+from regroup.wiring import make_strategy
 from tests.trainer.rounds import (
     Holder,
     Way,

@@ -13,7 +13,7 @@ from regroup.generation.groups import Groups
 from regroup.parallel import ddp
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.host import bits_of
-from regroup.parallel.noise import NoiseScale, Part, estimate, weigh
+from regroup.parallel.noise import NoiseScale, OwnNorm, estimate, weigh
 from regroup.parallel.strategy import Share
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
@@ -39,7 +39,7 @@ def bits(value: float) -> int:
 @pytest.mark.parametrize("batches", [[2, 2], [4, 4, 4, 4], [1, 7], [3, 5, 90]])
 def test_estimates_are_those_of_the_expectations(batches: list[int]) -> None:
     """Norms that are just what they are expected to be, of equal and of unequal shares."""
-    parts = [Part(float(batch), expected(batch) * batch**2) for batch in batches]
+    parts = [OwnNorm(float(batch), expected(batch) * batch**2) for batch in batches]
     weighed = weigh(parts)
     assert weighed is not None
     mean, inverse, inverse_total = weighed
@@ -47,26 +47,26 @@ def test_estimates_are_those_of_the_expectations(batches: list[int]) -> None:
     assert estimate(mean, inverse, expected(total), inverse_total) == pytest.approx((SIGNAL, NOISE))
     scale = NoiseScale()
     prescale = 0.25
-    scaled = [Part(part.weight, part.norm_squared * prescale**2) for part in parts]
+    scaled = [OwnNorm(part.weight, part.norm_squared * prescale**2) for part in parts]
     scale.add(scaled, bits(expected(total) * (total * prescale) ** 2), prescale)
     assert scale.now() == pytest.approx(NOISE / SIGNAL)
 
 
-GOOD = [Part(2.0, 36.0), Part(2.0, 36.0)]
+GOOD = [OwnNorm(2.0, 36.0), OwnNorm(2.0, 36.0)]
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         pytest.param([], id="no rank has the rows"),
-        pytest.param([Part(4.0, 9.0)], id="one rank"),
-        pytest.param([Part(4.0, 9.0), Part(0.0, 0.0)], id="the other one had no samples"),
-        pytest.param([Part(4.0, 9.0), Part(4.0, -1.0)], id="one does not measure"),
-        pytest.param([Part(4.0, 9.0), Part(4.0, math.inf)], id="an overflow on one"),
-        pytest.param([Part(4.0, 9.0), Part(4.0, math.nan)], id="no number on one"),
+        pytest.param([OwnNorm(4.0, 9.0)], id="one rank"),
+        pytest.param([OwnNorm(4.0, 9.0), OwnNorm(0.0, 0.0)], id="the other one had no samples"),
+        pytest.param([OwnNorm(4.0, 9.0), OwnNorm(4.0, -1.0)], id="one does not measure"),
+        pytest.param([OwnNorm(4.0, 9.0), OwnNorm(4.0, math.inf)], id="an overflow on one"),
+        pytest.param([OwnNorm(4.0, 9.0), OwnNorm(4.0, math.nan)], id="no number on one"),
     ],
 )
-def test_step_that_says_nothing_is_left_out(parts: list[Part]) -> None:
+def test_step_that_says_nothing_is_left_out(parts: list[OwnNorm]) -> None:
     scale = NoiseScale()
     scale.add(GOOD, bits(5.0 * 16), 1.0)
     before = scale.state_dict()
@@ -79,7 +79,7 @@ def test_step_that_says_nothing_is_left_out(parts: list[Part]) -> None:
 def test_value_is_none_while_noise_hides_the_gradient() -> None:
     scale = NoiseScale()
     assert scale.now() is None
-    scale.add([Part(1.0, 100.0), Part(1.0, 100.0)], bits(4.0 * 2.0), 1.0)  # the mean's norm is below tr / B
+    scale.add([OwnNorm(1.0, 100.0), OwnNorm(1.0, 100.0)], bits(4.0 * 2.0), 1.0)  # the mean's norm is below tr / B
     assert scale.now() is None
 
 

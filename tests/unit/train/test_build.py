@@ -29,7 +29,7 @@ from regroup.data import SamplePlan
 from regroup.generation.groups import Groups
 from regroup.parallel import ddp
 from regroup.parallel.strategy import Share
-from regroup.train import build, config, loop, sections, tasks
+from regroup.train import build, config, passes, sections, tasks
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
 from tests.long import only_long
 
@@ -93,7 +93,7 @@ def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, r
 
 def test_block_that_comes_twice_runs_twice() -> None:
     shared = torch.nn.Linear(4, 4)
-    row, x = tasks.task.Row({}, [shared, shared], {"out": torch.nn.Linear(4, 2)}), torch.ones(3, 4)
+    row, x = tasks.task.Chain({}, [shared, shared], {"out": torch.nn.Linear(4, 2)}), torch.ones(3, 4)
     assert torch.equal(row(x), torch.nn.Sequential(*row)(x))
 
 
@@ -180,7 +180,7 @@ def test_no_change_of_ranks_or_microbatches_compiles_again(monkeypatch: pytest.M
     assert counters["stats"]["unique_graphs"] == 2
     for ranks, microbatches in ((2, 2), (4, 1), (3, 4), (1, 4)):
         run(ranks, microbatches)
-    with loop._evaluating(model, is_compiled=True):
+    with passes.evaluating(model, is_compiled=True):
         model(x[:2, :-1])
     run(2, 1)
     assert counters["stats"]["unique_graphs"] == 2

@@ -16,7 +16,7 @@ from regroup.train.config import parse
 from regroup.train.flops import flops_per_token, peak_flops
 from regroup.train.speed import Meter, Speed
 from regroup.train.tasks import build
-from regroup.train.tasks.task import Row, Task
+from regroup.train.tasks.task import Chain, Task
 from regroup.train.trace import TRACED_STEPS, Trace
 from regroup.transaction.laps import StepTimes
 
@@ -52,13 +52,13 @@ def test_peak_of_a_gpu(gpu: str, precision: str, want: float | None) -> None:
 
 
 def test_speed_is_over_the_steps_since_the_last_line_without_what_is_between_them() -> None:
-    meter = Meter(Task(Row({}, [], {}), None, None, tokens=128, flops_per_token=1e6), peak=1e9)
+    meter = Meter(Task(Chain({}, [], {}), None, None, tokens=128, flops_per_token=1e6), peak=1e9)
     for _ in range(4):
         meter.add(TIMES, 10)
     assert meter.take(world_size=2) == Speed(2.0, 640.0, "tokens", 0.32)
     meter.add(TIMES._replace(backward=2.5), 10)
     assert meter.take(world_size=1).step_s == 4.0
-    meter = Meter(Task(Row({}, [], {}), None, None), peak=1e9)
+    meter = Meter(Task(Chain({}, [], {}), None, None), peak=1e9)
     meter.add(TIMES, 10)
     assert meter.take(1) == Speed(2.0, 5.0, "samples", None)
 

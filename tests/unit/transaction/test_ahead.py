@@ -17,7 +17,6 @@ from regroup import strategies
 from regroup.data import SamplePlan, as_source, make_feed
 from regroup.errors import Aborted, DivergedError, GenerationChanged
 from regroup.generation.groups import Groups
-from regroup.job import make_strategy
 from regroup.parallel import ddp
 from regroup.parallel.noise import NoiseScale
 from regroup.protocol import env
@@ -28,6 +27,7 @@ from regroup.step import Step
 from regroup.transaction import agreement
 from regroup.transaction.commit import Committer, Extras
 from regroup.transaction.header import Row
+from regroup.wiring import make_strategy
 from tests.unit.parallel import ranks as ranks_module
 from tests.unit.parallel.fake_device import DEVICE, FakeDevice, engine_of
 from tests.unit.parallel.ranks import Ranks

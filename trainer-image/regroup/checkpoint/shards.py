@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from regroup.checkpoint.tree import Part, leaves, mapped
+from regroup.checkpoint.tree import TensorPart, leaves, mapped
 from regroup.errors import StateError
 from regroup.layout import PIPELINE
 
@@ -39,8 +39,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return local.wait() if hasattr(local, "wait") else local  # type: ignore[no-any-return]
 
 
-def part_of(tensor: Any, name: str) -> Part:
-    """Return this process's Part of a DTensor. Raises StateError with `name` for one that cannot be saved."""
+def part_of(tensor: Any, name: str) -> TensorPart:
+    """Return this process's TensorPart of a DTensor. Raises StateError with `name` for one that cannot be saved."""
     from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
     placements: list[tuple[str, int, int]] = []
@@ -58,10 +58,10 @@ def part_of(tensor: Any, name: str) -> Part:
         raise StateError(
             f"{name} is split over a mesh that is no part of regroup.mesh(). Build the model with that mesh."
         )
-    return Part(local_of(tensor), tuple(dims), tuple(placements), tuple(tensor.shape))
+    return TensorPart(local_of(tensor), tuple(dims), tuple(placements), tuple(tensor.shape))
 
 
-def whole(part: Part) -> torch.Tensor:
+def whole(part: TensorPart) -> torch.Tensor:
     """Return the DTensor of a part, around the part's own memory, without communication. Raises StateError.
 
     A copied state is in host memory, whatever the mesh's device, and its DTensors stay there. They are used for reading and
@@ -102,45 +102,45 @@ def around(
 
 
 def apart(value: Any) -> Any:
-    """Return a tree with a Part in place of each DTensor. Raises StateError that names a DTensor that cannot be saved."""
+    """Return a tree with a TensorPart in place of each DTensor. Raises StateError that names a DTensor that cannot be saved."""
     if mesh is None:
         return value
     return mapped(value, lambda name, one: part_of(one, name) if is_split(one) else one)
 
 
 def joined(value: Any) -> Any:
-    """Return a tree with a DTensor in place of each Part."""
-    return mapped(value, lambda _, one: whole(one) if isinstance(one, Part) else one)
+    """Return a tree with a DTensor in place of each TensorPart."""
+    return mapped(value, lambda _, one: whole(one) if isinstance(one, TensorPart) else one)
 
 
 def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised DTensor in host memory, split like another one, without communication."""
     part = part_of(whole_, "tensor")
     local = torch.empty(part.local.shape, dtype=dtype)
-    return whole(Part(local, part.dims, part.placements, part.shape))
+    return whole(TensorPart(local, part.dims, part.placements, part.shape))
 
 
 def with_values(whole_: Any, saved: Any) -> torch.Tensor:
     """Return a DTensor with the values and dtype of `saved`, on the device and with the split of another one."""
     part = part_of(whole_, "tensor")
     local = torch.empty_like(part.local, dtype=saved.dtype).copy_(local_of(saved))
-    return whole(Part(local, part.dims, part.placements, part.shape))
+    return whole(TensorPart(local, part.dims, part.placements, part.shape))
 
 
 def writes(value: Any) -> bool:
     """Return whether this process writes a tensor to disk. Of the processes that hold the same values one writes them.
 
-    A Part is written by each process with another piece of it.
+    A TensorPart is written by each process with another piece of it.
     """
     if mesh is None:
         return True
     split = {PIPELINE: True}  # each process of a pipeline has layers of its own
-    if isinstance(value, Part):
+    if isinstance(value, TensorPart):
         split |= {dim: kind != REPLICATE for dim, (kind, _, _) in zip(value.dims, value.placements)}
     at = dict(zip(mesh.mesh_dim_names, mesh.get_coordinate()))
     return all(split.get(dim) or place == 0 for dim, place in at.items())
 
 
-def parts_in(value: Any) -> dict[str, Part]:
+def parts_in(value: Any) -> dict[str, TensorPart]:
     """Return the Parts of a tree by the dotted paths that DCP gives them."""
-    return {name: one for name, one in leaves(value).items() if isinstance(one, Part)}
+    return {name: one for name, one in leaves(value).items() if isinstance(one, TensorPart)}

@@ -103,22 +103,33 @@ def _grouped(optimizer: Any, sources: Sequence[Any], names: Sequence[Names], gro
     """
     out = []
     for number, one in enumerate(_parts_of(optimizer, len(groups))):
-        if not _is_plain(one):
-            out.append(one)
-            continue
-        given: dict[str, str] = {}
-        for source, own in zip(sources, names):
-            for group, mine in zip(_parts_of(source, len(groups))[number]["param_groups"], own[number]):
-                given |= dict(zip(mine, group.get("param_names", ())))
-        low, described = 0, []
-        for group, mine in zip(one["param_groups"], groups[number]):
-            new = {**group, "params": list(range(low, low + len(mine)))}
-            if "param_names" in group:
-                new["param_names"] = [given[name] for name in mine]
-            described.append(new)
-            low += len(mine)
-        out.append({**one, "param_groups": described})
+        if _is_plain(one):
+            given: dict[str, str] = {}
+            for source, own in zip(sources, names):
+                given |= _given_names(_parts_of(source, len(groups))[number], own[number])
+            one = {**one, "param_groups": _param_groups(one["param_groups"], groups[number], given)}
+        out.append(one)
     return _together(optimizer, out)
+
+
+def _given_names(optimizer: Any, own: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return the names that the script gave to an optimizer's parameters (`named_parameters`), by the model's names."""
+    given: dict[str, str] = {}
+    for group, mine in zip(optimizer["param_groups"], own):
+        given |= dict(zip(mine, group.get("param_names", ())))
+    return given
+
+
+def _param_groups(settings: Sequence[Any], members: Sequence[Sequence[str]], given: Mapping[str, str]) -> list[Any]:
+    """Return the param groups with these members, which are numbered through all groups."""
+    low, out = 0, []
+    for group, names in zip(settings, members):
+        new = {**group, "params": list(range(low, low + len(names)))}
+        if "param_names" in group:
+            new["param_names"] = [given[name] for name in names]
+        out.append(new)
+        low += len(names)
+    return out
 
 
 def _is_plain(optimizer: Any) -> bool:

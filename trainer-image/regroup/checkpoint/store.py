@@ -355,7 +355,7 @@ def first_line(error: BaseException) -> str:
 
 def _for_dcp(value: Any) -> Any:
     """Return the tree in a form that DCP can flatten: it finds tensors in dicts and lists, not in tuples."""
-    if isinstance(value, trees.Part):
+    if isinstance(value, trees.TensorPart):
         return shards.whole(value)
     if isinstance(value, dict):
         return {key: _for_dcp(item) for key, item in value.items()}

@@ -20,7 +20,7 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """The part that a process holds of a tensor which is split over its model group, and its place in the whole."""
 
     local: torch.Tensor
@@ -45,7 +45,7 @@ def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
 def unpack(structure: str, tensors: Mapping[str, torch.Tensor], *, are_whole: bool = False) -> Tree:
     """Return the tree from the structure of `pack` and tensors. Raises CheckpointError for a text that `pack` did not write.
 
-    If the tensors `are_whole`, a tensor stands in place of each Part.
+    If the tensors `are_whole`, a tensor stands in place of each TensorPart.
     """
     try:
         tree = _decode(json.loads(structure), tensors, are_whole)
@@ -64,7 +64,7 @@ def unsaved_kind(tensor: torch.Tensor) -> str | None:
 
 
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(value, Part):
+    if isinstance(value, TensorPart):
         key = _encode(value.local, path, tensors)["tensor"]
         return {"part": [key, value.dims, value.placements, value.shape]}
     if isinstance(value, torch.Tensor):
@@ -110,7 +110,7 @@ def _decode(node: Any, tensors: Mapping[str, torch.Tensor], are_whole: bool) -> 
             key, dims, placements, shape = inner
             if are_whole:
                 return tensors[key]
-            return Part(
+            return TensorPart(
                 tensors[key], tuple(dims), tuple((kind, dim, factor) for kind, dim, factor in placements), tuple(shape)
             )
         if kind == "dict":

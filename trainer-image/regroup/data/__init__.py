@@ -15,7 +15,7 @@ no state of a loader or of a random number generator to save.
 | `feed` | reads the batches of a session, if asked in worker processes |
 | `cache` | keeps samples from slow storage on the node's disk |
 | `rng` | seeds random numbers for each virtual worker |
-| `tree`, `exact` | sum over virtual workers, bitwise equal at any world size |
+| `sum_tree`, `exact` | sum over virtual workers, bitwise equal at any world size |
 """
 
 from .cache import cached

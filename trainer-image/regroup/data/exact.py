@@ -1,6 +1,6 @@
 """Sums gradients over virtual workers so that every rank gets the same bits, at any world size.
 
-Owns the buffers and the two collectives; the tree of partial sums is in `tree`. The caller passes an `Exchange` of the current
+Owns the buffers and the two collectives; the tree of partial sums is in `sum_tree`. The caller passes an `Exchange` of the current
 generation. If one of its collectives fails, `reduce` raises, and nothing is kept.
 
 Memory: while a rank accumulates, it holds at most log2(V) + 1 copies of the flat tensor for a power of two of ranks.
@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from .ids import check_shares
-from .tree import Counter, Node, finish, nodes_of
+from .sum_tree import Counter, Node, finish, nodes_of
 
 CHUNK = 1 << 22
 """Elements that are reduced at a time. It bounds the extra memory of `reduce`."""

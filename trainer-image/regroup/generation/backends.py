@@ -1,10 +1,10 @@
 """A torch backend with one owner: nobody else ever refers to it, so nobody else runs its destructor.
 
-A backend's destructor waits for the backend's threads. gloo's never ends where gloo has forgotten a send, and NCCL's waits for
-an abort. So it must run in a thread of its own, and that is only certain where no other reference can be the last one: a local
-variable in the frame of a traceback is enough to keep a backend alive, and to end it in the thread that drops the traceback.
-`Backend` is what the rest of this room passes around; it is emptied when the generation is left. torch's own ProcessGroup holds
-its backends, too, and belongs to the script: as long as one of those lives, `let_go` waits.
+A backend's destructor waits for the backend's threads. gloo's never ends if gloo has forgotten a send, and NCCL's waits for an
+abort. So the destructor must run in a thread of its own, and no other reference may be the last one. Even a local variable in the
+frame of a traceback keeps a backend alive, and ends it in the thread that drops the traceback. So the rest of this room passes
+`Backend` objects around, which are emptied when the generation is left. A ProcessGroup of torch's holds its backends, too, and
+belongs to the script: `let_go` waits as long as one of those lives.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ from torch._C._distributed_c10d import ProcessGroup
 from regroup.errors import Aborted
 
 END_S = 60.0
-"""The end of a communicator, by an abort or in order, may never come. After this it is said, and nothing waits for it any more."""
+"""Seconds after which nothing waits for the end of a communicator any more, and a message says so. The end may never come."""
 ASKED_S = 1.0
-"""A question whether a work has ended takes microseconds. One that takes so long may need the abort."""
+"""Seconds after which an abort does not wait for a question whether a work has ended. The question takes microseconds, or hangs."""
 _ending: dict[threading.Thread, float] = {}
 """Threads in which communicators end, with the monotonic time at which each began. Each takes itself off."""
 _one_less = threading.Condition()
 """Guards `_ending`, and is notified when a thread takes itself off."""
 
 _closing: set[threading.Thread] = set()
-"""Those in which backends end. Each takes itself off."""
+"""Threads in which backends end. Each takes itself off."""
 
 
 class Backend:
     """The one reference to a backend of torch, until `release`."""
 
     def __init__(self, raw: Any, *, on_gpu: bool = False) -> None:
-        """`on_gpu`: it is NCCL's, for tensors on a GPU."""
+        """`on_gpu`: the backend is NCCL's, for tensors on a GPU."""
         self.on_gpu = on_gpu
         self._raw = raw
         self._ends = False
@@ -65,8 +65,11 @@ class Backend:
         _start_ending("regroup-abort", lambda raw: _abort(raw, asking), [self._raw], keep)
 
     def end(self) -> None:
-        """End what all ranks have stopped using, in a thread of its own: NCCL finishes what it still sends, and then lets go of its
-        memory. What cannot be ended so is aborted there. An `abort` that comes later does nothing: torch lets none pass."""
+        """End a backend that all ranks have stopped using, in a thread of its own.
+
+        NCCL finishes what it still sends, and then lets go of its memory. If that fails, the thread aborts the backend. A later
+        `abort` does nothing: torch lets none pass.
+        """
         if self._raw is None or self._ends:
             return
         self._ends = True
@@ -122,7 +125,7 @@ _LATE = (
 def patience_s(ages_s: Sequence[float], most: int) -> float:
     """Return how long a new communicator waits at most until only `most` older ones are ending. Pure.
 
-    `ages_s`: how long ago the end of each began that has not come yet. What is older than END_S may never end, and does not count.
+    `ages_s` has the age of each end that has not come yet. An end that is older than END_S may never come, and does not count.
     """
     left_s = sorted(END_S - age_s for age_s in ages_s if age_s < END_S)
     return left_s[len(left_s) - most - 1] if len(left_s) > most else 0.0

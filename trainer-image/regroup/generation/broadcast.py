@@ -1,4 +1,4 @@
-"""How torch is told where a broadcast comes from."""
+"""The options of a broadcast, which tell torch the sending rank."""
 
 from typing import Any
 

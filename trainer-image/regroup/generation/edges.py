@@ -1,8 +1,8 @@
 """The edges of a pipeline in one generation: tensors from one stage to the next, and their gradients back.
 
-An edge is two parts of the generation with two ranks each, one for each direction. A tensor goes over it by a broadcast: a wait for
-gloo's send can neither be cut into slices nor be relied on to end once the peer is gone (docs/design/adr/0038-pipelines.md). What
-one rank puts in comes out at the other in the same order, so nothing says which microbatch it is. Sending never waits.
+An edge is two parts of the generation with two ranks each, one for each direction. A tensor goes over it by a broadcast. A wait for
+gloo's send cannot be cut into slices, and may never end once the peer is gone (docs/design/adr/0038-pipelines.md). Tensors come out
+of an edge in the order in which they went in, so no header has the microbatch. Sending never waits.
 
 Between GPUs NCCL sends tensors, and gloo the headers before them. Gloo receives gradients as soon as they are expected. NCCL
 receives them when they are needed, because its kernel would occupy a part of the GPU until they come.
@@ -30,17 +30,17 @@ _TYPES = (
     torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 _num_stages = 1
-"""Of this process's model. Set before the first generation (`regroup.pipeline`)."""
+"""Number of stages of this process's model. Set before the first generation (`regroup.pipeline`)."""
 
 
 def plan(num_stages: int) -> None:
-    """From the next generation on open the edges between so many stages."""
+    """Open the edges between `num_stages` stages, from the next generation on."""
     global _num_stages
     _num_stages = num_stages
 
 
 def parts(layout: Layout, rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the two ranks of each edge of this rank's stages, by name. In one order on all ranks."""
+    """Return the two ranks of each edge of this rank's stages, by name. The names have one order on all ranks."""
     line = layout.line(rank, PIPELINE)
     if len(line) == 1:
         return {}
@@ -62,9 +62,9 @@ class Edges:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._sent: list[tuple[Pending, torch.Tensor]] = []
-        """Messages on their way, and what they read from."""
+        """Messages on their way, each with the tensor that it reads."""
         self._headers: dict[int, tuple[Pending, torch.Tensor]] = {}
-        """Of activations that are received next, by edge: asked for before they are needed, so that they come meanwhile."""
+        """Headers of the activations that are received next, by edge. They are asked for early, so that they come meanwhile."""
 
     def send(self, low: int, tensors: Sequence[torch.Tensor]) -> None:
         """Send the activations of one microbatch to the next stage. Raises UsageError for what cannot be sent."""
@@ -74,12 +74,12 @@ class Edges:
             self._put(part, tensor)
 
     def expect(self, low: int) -> None:
-        """The next activations of an edge will be received: let them come."""
+        """Let the next activations of an edge come: `receive` returns them."""
         header = torch.empty(HEADER, dtype=torch.int64)
         self._headers[low] = _get(self._part(low, ACTIVATIONS), header, control=True), header
 
     def receive(self, low: int) -> list[torch.Tensor]:
-        """Return the activations that `expect` was called for: leaves that need a gradient where the sender's do. Blocks."""
+        """Return the activations of the last `expect`. They are leaves, and need a gradient where the sender's do. Blocks."""
         part = self._part(low, ACTIVATIONS)
         pending, header = self._headers.pop(low)
         part.wait([pending])
@@ -95,7 +95,7 @@ class Edges:
             self._put(self._part(low, GRADIENTS), gradient)
 
     def expect_gradients(self, low: int, outputs: Sequence[torch.Tensor]) -> "Coming":
-        """Let the gradients of these activations come. In the order in which they were sent."""
+        """Let the gradients of these activations come. They come in the order in which they were sent."""
         return Coming(self._part(low, GRADIENTS), [(one.shape, one.dtype, one.device) for one in outputs])
 
     def finish(self) -> None:
@@ -118,12 +118,12 @@ class Coming:
     """Gradients that are on their way."""
 
     def __init__(self, part: Part, shapes: Sequence[tuple[torch.Size, torch.dtype, torch.device]]) -> None:
-        """`shapes`: what is received."""
+        """`shapes` has shape, type and device of each gradient."""
         self._part, self._shapes = part, shapes
         self._begun = self._receive() if part.nccl is None else None
 
     def wait(self) -> list[torch.Tensor]:
-        """Return them, for what this thread launches next on their device. Raises what `Groups.order` does."""
+        """Return the gradients, for the next launches of this thread on their device. Raises what `Groups.order` does."""
         gradients, pending = self._receive() if self._begun is None else self._begun
         self._part.order(pending)
         return gradients
@@ -134,7 +134,7 @@ class Coming:
 
 
 def header_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return what a receiver has to know of tensors on the model's device. Raises UsageError for those that no header describes."""
+    """Return the header of tensors on the model's device. Raises UsageError for tensors that no header describes."""
     numbers = [len(tensors)]
     for tensor in tensors:
         if tensor.dtype not in _TYPES or tensor.device != device or tensor.layout != torch.strided:

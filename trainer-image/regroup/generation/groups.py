@@ -2,17 +2,15 @@
 
 torch 2.13's gloo ignores `abort`, so what `sockets` found of it is shut down: every thread that is blocked on one raises.
 NCCL has an abort of its own, which runs in a thread of its own (`backends`). Forming and connecting run in helper threads,
-because the store's constructor and NCCL's cannot be interrupted; who waits for them can. Nothing here decides when. Groups of
+because the store's constructor and NCCL's cannot be interrupted, but a wait for a thread can. Nothing here decides when. Groups of
 some of the ranks are in `team`, what is particular to NCCL is in `nccl`.
 """
 
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,23 +31,18 @@ from .origins import collective, pass_others_on
 from .pauses import pause_s
 from .peers import Peers
 from .sockets import Sockets, device_alone
+from .tcp_store import CONNECT, Server, open_store
 
 T = TypeVar("T")
 _ALL = ""
 """Name of all ranks among those of parts."""
 _FOREVER = timedelta(days=30)
 """No collective times out: membership ends a group, never a clock (design, rule 1 of three)."""
-_CONNECT = timedelta(seconds=10)
-"""Bound for connecting to a store or a peer that is there; past it the link is reported as broken (rule CLIQUE)."""
-
 _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
 
-PORT_S = 0.01
-"""Seconds between two attempts to bind a port that the store of an earlier generation still holds."""
-
 FORGOTTEN_S = 1.0
-"""So long after a connection has ended gloo is taken to have forgotten a message."""
+"""Seconds after the end of a connection from which gloo is taken to have forgotten a message."""
 
 
 def _say_nothing() -> None:
@@ -65,7 +58,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Gathering:
-    """What every rank knows when the groups stand: the document and, by rank, what each brought."""
+    """The knowledge of every rank when the groups stand: the document and the arrivals by rank."""
 
     document: Document
     arrivals: tuple[Arrival, ...]
@@ -74,21 +67,10 @@ class Gathering:
 def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
     """Return a gloo backend whose members connect now, within 10 s, and whose collectives never time out."""
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices, options._threads, options._timeout = [device], 2, _CONNECT
+    options._devices, options._threads, options._timeout = [device], 2, CONNECT
     gloo = ProcessGroupGloo(store, rank, size, options)
     gloo.set_timeout(_FOREVER)
     return Backend(gloo)
-
-
-class _Server:
-    """A store that this process serves, until this object is freed."""
-
-    def __init__(self, store: TCPStore) -> None:
-        self._store = store
-
-
-_serving: weakref.WeakValueDictionary[int, _Server] = weakref.WeakValueDictionary()
-"""The stores that this process serves, by port."""
 
 
 class Groups:
@@ -109,16 +91,16 @@ class Groups:
         self._asking = threading.Lock()
         """Held while a work is asked whether it has ended."""
         self._done = threading.Event()
-        """What a helper thread does for the main thread is over, or these groups are."""
+        """A helper thread has finished its work for the main thread, or these groups have ended."""
         self._aborted = False
         self.sockets = Sockets(assignment.store_port)
         self.peers = Peers(assignment)
         self._store: Any = None
-        self._server: _Server | None = None
-        """Of the store, where it is this process."""
+        self._server: Server | None = None
+        """The server of the store, if it is this process."""
         self._gloo: Backend | None = None
         self._nccl: dict[str, Backend] = {}
-        """Where tensors are on a GPU, NCCL's communicator of each part by its name, and that of all ranks (_ALL)."""
+        """NCCL's communicator of each part by its name, and that of all ranks (_ALL). Empty if tensors are in host memory."""
         self._first: Any = None
         """The tensor of the communicators' first collectives. The GPU may write there until an abort has ended."""
         self._world: Any = None
@@ -129,7 +111,7 @@ class Groups:
         self._on_device: dict[int, Work] = {}
         """Collectives on the GPU that nobody has waited for yet, by id: with them their tensors live."""
         self._ordered: dict[int, Pending] = {}
-        """By backend: the last collective on the GPU that only the GPU has waited for (`order`)."""
+        """The last collective of each backend on the GPU that only the GPU has waited for (`order`)."""
         self.waited_s = 0.0
         """Seconds that the main thread has waited for other ranks in all."""
         self.waits_since_s: float | None = None
@@ -151,7 +133,7 @@ class Groups:
     def connect(self) -> None:
         """Connect the GPUs, where the model is on one. Blocks until those of every rank are; all ranks call it after `form`.
 
-        Each part of the generation gets a communicator of its own. A world or a part of one rank has nobody to connect to: if a
+        Each part of the generation gets a communicator of its own. A world or a part of one rank has nobody to connect to. If a
         collective is called there on the GPU, torch makes a communicator then.
         Raises as `form` does; PeerLost also after `nccl.CONNECT_S`, twice where the ends of older communicators are waited for.
         """
@@ -245,9 +227,19 @@ class Groups:
             keys.set("all", "1")
         on_arrival()
         keys.wait(["all"], _FOREVER)
+        gathering = self._gathered(keys)
+        self._check_aborted()
+        self._open_gloo(keys, device)
+        for name, ranks in self._wanted.items():
+            self._parts[name] = self._open_part(name, tuple(ranks))
+        self.sockets.keep(self.world_size - 1)
+        return gathering
+
+    def _gathered(self, keys: PrefixStore) -> Gathering:
+        """Return what all ranks brought, and note where each one listens. Raises PeerLost if members have different documents."""
         document_text, *others = keys.multi_get(["document", *(f"here/{rank}" for rank in range(self.world_size))])
         document = codec.from_json(Document, codec.parse(document_text))
-        if document.digest() != assignment.document_digest:
+        if document.digest() != self.assignment.document_digest:
             raise PeerLost(f"The members of generation {self.generation} do not agree on its document.")
         self.peers.document = document
         arrivals = []
@@ -256,7 +248,10 @@ class Groups:
             arrivals.append(Arrival.from_json(value["arrival"]))
             self.peers.ranks_by_port.setdefault(value["port"], []).append(rank)
         self.sockets.add_ports(self.peers.ranks_by_port)
-        self._check_aborted()
+        return Gathering(document, tuple(arrivals))
+
+    def _open_gloo(self, keys: PrefixStore, device: Any) -> None:
+        """Connect gloo among all ranks. Raises PeerLost or Aborted."""
         gloo, said = None, ""
         try:
             gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
@@ -270,10 +265,6 @@ class Groups:
         if self._gloo is None:
             let_go(gloo.release(), [])
         self._check_aborted()
-        for name, ranks in self._wanted.items():
-            self._parts[name] = self._open_part(name, tuple(ranks))
-        self.sockets.keep(self.world_size - 1)
-        return Gathering(document, tuple(arrivals))
 
     def _open_part(self, name: str, ranks: tuple[int, ...]) -> "Part":
         return Part(self, name, ranks, self.open_among(ranks, f"part/{name}/{ranks[0]}")[0])
@@ -300,57 +291,8 @@ class Groups:
         self.check()
         return gloo, keys
 
-    def _open_store(self, listen_fd: int | None) -> tuple[_Server | None, TCPStore]:
-        host, port = self.assignment.store_host, self.assignment.store_port
-        if self.assignment.hosts_store:
-            return self._serve_store(listen_fd)
-        try:
-            # The listening socket exists before the generation is announced, so this tells "unreachable" from "busy".
-            socket.create_connection((host, port), timeout=_CONNECT.total_seconds()).close()
-        except OSError as error:
-            raise PeerLost(
-                f"The store at {host}:{port} cannot be reached: {error}.", self.peers.store_rank()
-            ) from error
-        while True:
-            self._check_aborted()
-            try:
-                return None, TCPStore(
-                    host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True
-                )
-            except RuntimeError as error:
-                pass_others_on(error)
-
-    def _serve_store(self, listen_fd: int | None) -> tuple[_Server, TCPStore]:
-        """Return this generation's store, served here. Without a descriptor this process has had the socket already, for an
-        earlier generation: it has left that again, and the port will be free in a moment, or still keeps its groups. Then one
-        server has the keys of both: each generation has its own prefix."""
-        host, port = self.assignment.store_host, self.assignment.store_port
-        deadline_s = time.monotonic() + _CONNECT.total_seconds()
-        while True:
-            server = _serving.get(port) if listen_fd is None else None
-            if server is not None:
-                return server, TCPStore(
-                    host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True
-                )
-            try:
-                store = TCPStore(
-                    host,
-                    port,
-                    is_master=True,
-                    wait_for_workers=False,
-                    timeout=_CONNECT,
-                    master_listen_fd=listen_fd,
-                    use_libuv=True,
-                )
-            except RuntimeError as error:
-                is_taken = listen_fd is None and "EADDRINUSE" in str(error)
-                if not is_taken or time.monotonic() > deadline_s:
-                    raise
-            else:
-                server = _serving[port] = _Server(store)
-                return server, store
-            time.sleep(PORT_S)
-            self._check_aborted()
+    def _open_store(self, listen_fd: int | None) -> tuple[Server | None, TCPStore]:
+        return open_store(self.assignment, listen_fd, self.peers, self._check_aborted)
 
     def _check_aborted(self) -> None:
         if self._aborted:
@@ -410,7 +352,7 @@ class Groups:
     def wait_all(self, pending: Sequence["Pending"]) -> None:
         """As `wait`, and for what `order` has left to the GPU: what has been computed from that may be relied on afterwards.
 
-        A read of a value of the GPU would wait for it, too, but for a lost connection or an error of NCCL it would wait for ever.
+        A read of a value of the GPU would wait for it, too. It would never end if a connection is lost or NCCL has an error.
         """
         self.wait([*self._ordered.values(), *pending])
         self._ordered = {}
@@ -440,7 +382,7 @@ class Groups:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The main thread waits for other ranks in this block: `waits_since_s` says so to other threads."""
+        """Mark a block in which the main thread waits for other ranks. Other threads read `waits_since_s`."""
         began_s = self.waits_since_s = time.monotonic()
         try:
             yield
@@ -503,8 +445,10 @@ class Groups:
         return self.started(work, backend)
 
     def started(self, work: Work, backend: Backend) -> "Pending":
-        """Return a collective that was started on one of this generation's backends, for `wait` or `order`. On a GPU its tensors
-        are kept until then: the script may forget them where a step is cut off, and the GPU still writes there."""
+        """Return a collective that was started on one of this generation's backends, for `wait` or `order`.
+
+        On a GPU its tensors are kept until then. The script may forget them if a step is cut off, while the GPU still writes there.
+        """
         if backend.on_gpu:
             self._on_device[id(work)] = work
         return Pending(work, backend)
@@ -608,7 +552,7 @@ class Part:
     groups: Groups
     name: str
     ranks: tuple[int, ...]
-    """Of the generation, in the order of the part's own."""
+    """Ranks of the generation, in the order of the part's own ranks."""
     backend: Backend
     """gloo."""
 

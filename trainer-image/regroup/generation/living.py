@@ -1,7 +1,7 @@
 """Torch's process groups inside a model group: one Python object each, which outlives generations.
 
 Torch's world in each process is its *model group*: rank = inner index, size = m. So torch's ranks, meshes and group names never
-change, and what is built on them (FSDP2, tensor parallel, DTensors, compiled code) stays as it is while members come and go. Each
+change. FSDP2, tensor parallel, DTensors and compiled code are built on them, and stay as they are while members come and go. Each
 group that torch makes is a `LivingGroup`: it hands every collective to a target, and a generation binds another target to it.
 Until the first generation the target is nobody: a script builds its model alone, from the same seed as everybody else.
 
@@ -63,7 +63,7 @@ _SCATTERED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
         [torch.cat([one.reshape(-1) for one in parts]) for parts in lists],
     ),
 }
-"""What they are called with, as a list of outputs and one of what is summed for them."""
+"""Reduce-scatters of a ProcessGroup. Each function turns the arguments into a list of outputs and a list of summed tensors."""
 _WHOLE = ("send", "recv", "recv_anysource")
 """gloo closes the pair when a wait for one of these times out."""
 
@@ -304,12 +304,12 @@ class _Scattered(Work):
         return True
 
     def is_completed(self) -> bool:
-        """It is complete once it has been waited for, as gloo's own."""
+        """Return whether it has been waited for, as gloo's own does."""
         return not self._parts
 
 
 _living: dict[str, LivingGroup] = {}
-"""By torch's name. Torch makes groups in the script's order, which is the same in every process; it never ends one."""
+"""The groups by torch's name. Torch makes them in the script's order, which is the same in every process; it never ends one."""
 _bound_to: Groups | None = None
 _refused = False
 """This process is in a block of the user's collectives without the rest of its model group."""
@@ -330,8 +330,8 @@ def start(inner: int, size: int) -> None:
 def _split_alone() -> None:
     """Let a process that has nobody to communicate with yet split its own tensors.
 
-    torch.distributed.tensor splits a tensor by scattering that of rank 0. Before the first generation each process takes its part
-    of its own, which is equal from the same seed; a process that joins gets a copy of the state afterwards.
+    torch.distributed.tensor splits a tensor by scattering that of rank 0. Before the first generation each process splits its own
+    tensor, which is equal from the same seed. A process that joins gets a copy of the state afterwards.
     """
     from torch.distributed.tensor import placement_types
 
@@ -350,7 +350,7 @@ def _split_alone() -> None:
 
 
 def _create(options: Any, _backend_options: Any) -> LivingGroup:
-    """What init_process_group, new_group and init_device_mesh call for each group that this process is in."""
+    """Return a new group. Called by init_process_group, new_group and init_device_mesh for each group of this process."""
     if _bound_to is not None:
         raise UsageError(
             "A process group is made after the session has begun: only this process would make it. Make meshes and groups before "
@@ -374,7 +374,7 @@ def parts(rank: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 def bind(groups: Groups) -> None:
-    """A generation stands: each group uses the connections that it has opened for it (`Groups.part`)."""
+    """Let each group use the connections that a generation has opened for it (`Groups.part`)."""
     global _bound_to
     for group in living():
         group.bind(groups, groups.part(group.living_name))

@@ -1,6 +1,6 @@
-"""What the rest of a session knows of its membership: who is in the generation, and how to get into the next one.
+"""The membership of a session, as the rest of it sees it: the current generation, and the way into the next one.
 
-`Regrouper` is the one under an agent; `Alone` that of plain `python`.
+`Regrouper` is the membership under an agent, `Alone` that of plain `python`.
 """
 
 import time
@@ -28,7 +28,7 @@ class Stopped(Exception):
 
 
 class Keeper(Protocol):
-    """Who keeps gradients that were reduced and not applied (rule KEEP): the commit."""
+    """The owner of gradients that were reduced and not applied (rule KEEP). The commit implements it."""
 
     def kept(self) -> tuple[tuple[int, StatePair], ...]:
         """Return (generation, base) of each that can be applied to the state that is held."""
@@ -50,7 +50,7 @@ class Membership(Protocol):
 
     @property
     def gathering(self) -> Gathering | None:
-        """What every rank brought to the current generation; None in plain `python` and before the first."""
+        """The arrivals of all ranks in the current generation; None in plain `python` and before the first."""
         ...
 
     @property
@@ -94,10 +94,10 @@ class Membership(Protocol):
     block: Block | None
     """The block of the user's own collectives that this process is in (`Arrival.block`)."""
     keeper: Keeper | None
-    """Who is asked for kept gradients at adoption."""
+    """The owner of kept gradients, which is asked for them at adoption."""
     over: bool
-    """All steps were committed before this process could take part in them: it forms no generation, and holds the state of the last
-    one."""
+    """True if all steps were committed before this process could take part in them. It forms no generation, and holds the state of
+    the last step."""
     ended: bool
     """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
 
@@ -125,11 +125,11 @@ class Membership(Protocol):
         ...
 
     def knows_newer(self) -> bool:
-        """Whether a newer generation than the current one was heard of, planned or forced."""
+        """Return whether a newer generation than the current one was heard of, planned or forced."""
         ...
 
     def must_leave(self) -> bool:
-        """Whether the current generation has to be left at once."""
+        """Return whether the current generation has to be left at once."""
         ...
 
     def take_prune(self) -> PruneLocally | None:
@@ -137,12 +137,12 @@ class Membership(Protocol):
         ...
 
     def wait_end(self) -> str | None:
-        """The last step is committed: block until the job's end and return its outcome; None: a newer generation needs this
-        process first."""
+        """Block until the job's end, after the last step, and return its outcome; None: a newer generation needs this process
+        first."""
         ...
 
     def close(self) -> None:
-        """The session has ended."""
+        """End the membership: the session has ended."""
         ...
 
 
@@ -193,7 +193,7 @@ class Alone:
         return True
 
     def check(self) -> None:
-        """A world of one never leaves its generation."""
+        """Do nothing: a world of one never leaves its generation."""
 
     def explains(self, error: BaseException) -> bool:  # noqa: ARG002
         """Return False: without groups no error comes from a change of membership."""

@@ -1,8 +1,8 @@
 """NCCL as a generation's groups use it: its settings, how a communicator forms, and whether a collective has succeeded.
 
 torch's ProcessGroupNCCL is made for processes that end with the first error. Here they live on, so nothing of torch's may end the
-process, and an abort may come at any time, also while the communicator forms. What was read in torch 2.13,
-and what was chosen, is in docs/design/adr/0026-nccl.md; what ran on a GPU, and how to check it there, is in docs/how-to/gpu.md.
+process, and an abort may come at any time, also while the communicator forms. The reasons are in docs/design/adr/0026-nccl.md.
+The page docs/how-to/gpu.md says what ran on a GPU, and how to check it there.
 """
 
 import os
@@ -25,8 +25,8 @@ CONNECT_S = 300
 """Bound for the connection of the GPUs, and for each other call in which NCCL connects or ends something. The operator ends a
 generation earlier (adoptTimeoutSeconds, 60 at first); this is for what an abort cannot reach. torch reads it once."""
 ENDING = 2
-"""How many older communicators may still be ending while the next one forms; further ones are waited for. Each of them holds memory
-of the GPU until it has ended. 0: a communicator forms only when none is ending, should NCCL hang otherwise."""
+"""Number of older communicators that may still be ending while the next one forms; further ones are waited for. Each of them holds
+memory of the GPU until it has ended. 0: a communicator forms only when none is ending, should NCCL hang otherwise."""
 _FOREVER = timedelta(days=30)
 
 OURS: Mapping[str, str] = {
@@ -40,7 +40,7 @@ OURS: Mapping[str, str] = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog sleeps four times as long, and holds a lock
 }
-"""Without these an error of one rank ends the processes of the others."""
+"""Settings without which an error of one rank ends the processes of the others."""
 DEFAULTS: Mapping[str, str] = {
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
     "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(CONNECT_S),
@@ -49,7 +49,7 @@ DEFAULTS: Mapping[str, str] = {
 
 
 class Settings(NamedTuple):
-    """What to put into the environment, and a sentence for each value of the user's that is changed."""
+    """Variables for the environment, and a sentence for each value of the user's that changes."""
 
     environment: dict[str, str]
     sentences: tuple[str, ...]

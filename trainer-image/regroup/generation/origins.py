@@ -1,8 +1,8 @@
-"""Where an error was raised: in a collective, or in the script's own code that ran while the collective was waited for.
+"""The origin of an error: a collective, or the script's own code that ran during the wait for the collective.
 
 torch raises a plain RuntimeError for a collective that fails, and another one for a DataLoader's worker that is killed. The second
-one comes from a handler of SIGCHLD, which python runs wherever the main thread is, and that is mostly in a wait of ours. The type
-and the text do not tell them apart; the frames of the traceback do.
+one comes from a handler of SIGCHLD. Python runs it wherever the main thread is, which is mostly in a wait of ours. The type and the
+text do not tell them apart; the frames of the traceback do.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What is sent to the agent, in order; progress at most every EVERY_S, the newest.
+"""The messages to the agent, in order. Of progress only the newest is sent, at most every EVERY_S.
 
 A commit may take two milliseconds, and agent and operator do not need each. A thread sends what was held back, so that the last
 commit before a long step is known in time. While the agent does not read, progress is held back, too: training goes on.

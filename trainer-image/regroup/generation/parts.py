@@ -1,30 +1,34 @@
-"""Whose parts does a generation of model groups continue from? Rules WITNESS, INNER, KEEP, EXACT, COPIES, BEST and BACKUP, pure.
+"""The decision whose parts a generation of model groups continues from. Rules INNER, KEEP, EXACT and those of `adoption`, pure.
 
 Where m ranks hold one copy of the model, a state is whole when each inner index of it has a holder here. Every rank calls `decide`
 with the same document and arrivals, so every rank decides the same. The traces M1 to M8 in docs/design/protocol.md say what
-happens otherwise; the table is tests/unit/generation/test_parts.py. What a generation without a mesh does is in `adoption`.
+happens otherwise; the table is tests/unit/generation/test_parts.py. `adoption` decides for a generation without a mesh.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from regroup.protocol.document import Document, OlderGeneration
+from regroup.protocol.document import Document, MemberSeal, OlderGeneration
 from regroup.protocol.state import StatePair
 
-from .adoption import Arrival, Refuse, group_by_pod, never_stepped, newest_first
+from .adoption import Arrival, Index, Refuse, held_elsewhere, look_back
 
 
 @dataclass(frozen=True)
 class CopyParts:
-    """Continue from `state`: who holds it keeps it, who has kept the gradients that lead to it applies them, the others copy the
-    part of their inner index."""
+    """Continue from `state`.
+
+    A rank that holds it keeps it. A rank that has kept the gradients that lead to it applies them. The others copy the part of
+    their inner index.
+    """
 
     state: StatePair
     sources: tuple[int, ...]
-    """By inner index: the rank that serves copies."""
+    """The rank that serves copies, for each inner index."""
     record: list[Any] | None
-    """What the commit of `state` came to, from a rank that has made it (rule ROWS)."""
+    """Outcome of the commit of `state`, from a rank that has made it (rule ROWS)."""
 
 
 @dataclass(frozen=True)
@@ -34,44 +38,44 @@ class RestoreParts:
 
     state: StatePair
     sources: tuple[int, ...]
-    """By inner index."""
+    """The rank that serves copies, for each inner index."""
 
 
 @dataclass(frozen=True)
 class FallbackParts:
-    """No state is whole in the processes, and nobody who is not here can make one so: the newer of `best` and the durable
-    checkpoint, else nothing."""
+    """No state is whole in the processes, and no absent worker can make one whole.
+
+    Continue from the newer of `best` and the durable checkpoint, else from nothing.
+    """
 
     rolled_back: bool
     best: RestoreParts | None = None
 
 
 Decision = CopyParts | RestoreParts | FallbackParts | Refuse
-ByPod = Mapping[str, Sequence[tuple[int, Arrival]]]
-"""Arrivals of each worker that is here, with their inner indexes."""
 
 
 def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decision:
     """Return what the generation continues from. `arrivals` is by rank; `size`: ranks of a model group.
 
-    The newest state that somebody here has applied and that is whole here, or a newer one that is whole in memory snapshots. Each
-    one that is newer must be certainly gone: for some inner index everybody that may hold it is lost.
+    It is the newest state that a rank here has applied and that is whole here, or a newer one, whole in memory snapshots.
+    Each newer state must be certainly gone: for some inner index all workers that may hold it are lost.
     """
     if {arrival.group_size for arrival in arrivals} != {size}:
         return Refuse(
             "The workers split the model differently. Run one script, with one regroup.mesh(), in all workers."
         )
-    by_pod = group_by_pod(document, [(rank % size, arrival) for rank, arrival in enumerate(arrivals)])
     below: StatePair | None = None
     best = _newest_snapshots(arrivals, size)
     applied = sorted({arrival.state for arrival in arrivals if arrival.state is not None}, reverse=True)
     for wanted in (*applied, None):
-        for index in range(size):
-            missing = _may_hold_newer(document, by_pod, index, below, size)
-            if missing:
-                return _wait_for(missing, index)
-        sources = _sources(arrivals, size, wanted) if wanted is not None else None
-        refusal = _better_elsewhere(document, by_pod, wanted, is_whole=sources is not None)
+        for number in range(size):
+            past = look_back(document, arrivals, None, _index(document, arrivals, number, below, size))
+            if isinstance(past, Refuse):
+                return past
+        sources = None if wanted is None else _sources(arrivals, size, wanted)
+        is_newer = partial(_may_lead_to, wanted, is_whole=sources is not None)
+        refusal = held_elsewhere(document, is_newer, asks_silent=sources is None)
         if refusal is not None:
             return refusal
         if wanted is not None and sources is not None:
@@ -90,8 +94,10 @@ def rolls(arrival: Arrival, wanted: StatePair) -> bool:
 
 
 def beginners(arrivals: Sequence[Arrival], size: int) -> tuple[int, ...] | None:
-    """Return by inner index the rank whose part a job begins with where there is nothing to continue from: the lowest whose
-    tensors are as the script made them. None: for some index there is none."""
+    """Return, for each inner index, the rank whose part a job begins with if there is nothing to continue from.
+
+    It is the lowest rank of the index whose tensors are as the script made them. None: for some index there is none.
+    """
     found = [
         next((r for r in range(index, len(arrivals), size) if arrivals[r].state is None and not arrivals[r].torn), None)
         for index in range(size)
@@ -108,7 +114,7 @@ def odd_seed(arrivals: Sequence[Arrival], first: Sequence[int]) -> int | None:
 
 
 def _sources(arrivals: Sequence[Arrival], size: int, wanted: StatePair | None) -> tuple[int, ...] | None:
-    """Return by inner index the lowest rank that holds the state, or else that can roll forward to it. None: it is not whole."""
+    """Return, for each inner index, the lowest rank that holds the state or can roll forward to it. None: it is not whole."""
     assert wanted is not None
     found = []
     for index in range(size):
@@ -134,35 +140,20 @@ def _newest_snapshots(arrivals: Sequence[Arrival], size: int) -> RestoreParts | 
     return None
 
 
-def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StatePair | None, size: int) -> Sequence[str]:
-    """Rules WITNESS and INNER: return the workers that are not here and may hold the part of `index` of a newer state than those
-    here do. `below` a state that is certainly gone: who holds that one knows of no older one."""
-    may_copy: list[str] = []
-    for older in newest_first(document):
-        number = older.number
-        present = [one for uid in older.pod_uids for one in by_pod.get(uid, ())]
-        if any(
-            at == index
-            and arrival.state is not None
-            and (below is None or arrival.state < below)
-            and arrival.state_adopted >= number
-            for at, arrival in present
-        ):
-            return ()
-        asked = [uid for uid in older.pod_uids if index in _indexes_of(older, uid, document, size)]
-        seals = [seal for seal in document.seals if seal.pod_uid in older.pod_uids and seal.left_up_to >= number]
-        if never_stepped(number, (arrival for _, arrival in present), seals):
-            may_copy += asked
-            continue
-        empty = {seal.pod_uid for seal in seals if seal.state is None or seal.is_backup}
-        missing = {uid for uid in (*asked, *may_copy) if uid not in by_pod and uid not in document.lost}
-        if missing - empty:
-            return sorted(missing - empty)
-    return ()
+def _index(document: Document, arrivals: Sequence[Arrival], number: int, below: StatePair | None, size: int) -> Index:
+    """Return an inner index, for `look_back`. `below` is a state that is certainly gone: a rank that holds it is no witness for an
+    older one."""
+    ranks = range(number, len(arrivals), size)
+    states = {rank: arrivals[rank].state for rank in ranks}
+    return Index(
+        number,
+        {rank for rank, state in states.items() if state is not None and (below is None or state < below)},
+        lambda older: (uid for uid in older.pod_uids if number in _indexes_of(older, uid, document, size)),
+    )
 
 
 def _indexes_of(older: OlderGeneration, uid: str, document: Document, size: int) -> frozenset[int]:
-    """Return the inner indexes that the processes of a worker have; all of them where its position is not known."""
+    """Return the inner indexes that the processes of a worker have; all of them if its position is not known."""
     processes = document.members[0].processes
     if older.positions is None:
         return frozenset(range(size))
@@ -170,29 +161,12 @@ def _indexes_of(older: OlderGeneration, uid: str, document: Document, size: int)
     return frozenset(place % size for place in range(first, first + processes))
 
 
-def _better_elsewhere(document: Document, by_pod: ByPod, wanted: StatePair | None, *, is_whole: bool) -> Refuse | None:
-    """Rule BEST: refuse where a connected worker that is no member holds a newer state than `wanted`; where that is not whole here,
-    also one that may hold a part of it, or has not said yet what it holds."""
-    silent = [] if is_whole else [uid for uid in document.silent if uid not in by_pod]
-    held = [
-        (seal.state, seal.pod_uid)
-        for seal in document.seals
-        if seal.state is not None and not seal.is_backup and seal.pod_uid not in by_pod
-    ]
-    if wanted is not None:
-        # The part of a state may be the state before and gradients that lead to it.
-        held = [one for one in held if one[0] > wanted or (not is_whole and one[0].step >= wanted.step - 1)]
-    if not silent and not held:
-        return None
-    who = silent[0] if silent else max(held)[1]
-    return Refuse(
-        f"The worker with pod UID {who} may hold a part of a newer state, and is not a member of generation {document.number}; "
-        "waiting for it."
-    )
+def _may_lead_to(wanted: StatePair | None, seal: MemberSeal, held: StatePair, *, is_whole: bool) -> bool:
+    """Return whether a sealed state may be newer than `wanted`, or a part of it where that is not whole here.
 
-
-def _wait_for(missing: Sequence[str], index: int) -> Refuse:
-    return Refuse(
-        f"Workers may hold the part of inner index {index} of a newer state and cannot be reached (pod UIDs {', '.join(missing)}); "
-        "waiting for them, or for their pods to be deleted."
-    )
+    The part of a state may be the state before and gradients that lead to it. The snapshot of a worker that is no member decides
+    nothing (rule BACKUP).
+    """
+    if seal.is_backup:
+        return False
+    return wanted is None or held > wanted or (not is_whole and held.step >= wanted.step - 1)

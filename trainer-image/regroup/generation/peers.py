@@ -1,6 +1,6 @@
-"""Which rank is at the other end of a connection, and which one was lost. Owns where each rank of a generation listens for gloo.
+"""The ranks at the other ends of connections. They tell which rank was lost. Owns the ports on which ranks listen for gloo.
 
-What is asked of the network is in `reach`.
+`reach` asks the network.
 """
 
 from collections.abc import Mapping, Sequence

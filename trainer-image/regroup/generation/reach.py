@@ -1,8 +1,8 @@
-"""Who cannot be reached, when a group does not form: asked of the network, not of an error's text.
+"""The search for the rank that cannot be reached, when a group does not form. It asks the network, not an error's text.
 
 Each rank listens for gloo before it arrives at the store, and as long as it is in the generation. A plain connection to that port
-tells a link that is broken (nobody answers) from a rank that has ended or left (its kernel refuses), and takes a round trip. gloo
-closes the connection together with its device.
+takes a round trip. Without an answer the link is broken; if the kernel refuses, the rank has ended or left. `gloo` closes the
+connection together with its device.
 """
 
 import errno

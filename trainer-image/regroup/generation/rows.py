@@ -1,8 +1,8 @@
 """Rows: a few bytes of each rank, which all ranks get. A step is decided by them.
 
-They go over gloo. Below TREE_RANKS ranks they go round a ring, which is gloo's all-gather: each row passes every rank. From there
-on every rank sends its row to the first one, which broadcasts all of them along a tree: for 64 ranks that is one message and six
-in a row, and not 63 in a row (docs/design/adr/0074-host-runs-ahead.md has what both take).
+They go over gloo. Below TREE_RANKS ranks they go round a ring, which is gloo's all-gather: each row passes every rank. From
+TREE_RANKS on every rank sends its row to the first one, which broadcasts all of them along a tree. For 64 ranks these are seven
+messages one after the other, and not 63 (docs/design/adr/0074-host-runs-ahead.md has the times).
 
 On both ways a rank that has all rows knows that every rank gave its own. Every wait is one of `Groups.wait`: it ends when the rows
 are there, when a connection has ended, or by the group's abort. So no rank waits for a first rank that has died.
@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
 from .groups import Groups, Part
 
 TREE_RANKS = 16
-"""From so many ranks on the tree took less time than the ring in each run of `bench.rows`."""
+"""Number of ranks from which the tree took less time than the ring in each run of `bench.rows`."""
 
 
 class Rows:

@@ -1,8 +1,8 @@
 """The sockets that one generation's store and groups opened: found, kept, shut down, and closed in a forked child.
 
-torch 2.13's gloo ignores `abort` and says nothing of its descriptors, so they are found by comparing /proc/self/fd with what
-was there before, told from others by their ports, and kept as duplicates (a closed descriptor's number may be reused). A
-shutdown makes every thread that is blocked on one raise. Their states tell a rank that was lost from an error of the backend.
+torch 2.13's gloo ignores `abort` and says nothing of its descriptors. So they are found by comparing /proc/self/fd with its content
+before, and told from others by their ports. They are kept as duplicates: a closed descriptor's number may be reused. A shutdown
+makes every thread that is blocked on one raise. Their states tell a rank that was lost from an error of the backend.
 Nothing here decides when.
 """
 
@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 
 _ONE_DEVICE = threading.Lock()
 _ESTABLISHED = 1
-"""Of TCP_INFO's first byte: include/net/tcp_states.h of Linux."""
+"""Value of TCP_INFO's first byte: include/net/tcp_states.h of Linux."""
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def device_alone() -> Any:
 
 
 class Connection(NamedTuple):
-    """A duplicate of a connected socket, and where its other end is: that cannot be asked any more once it is reset."""
+    """A duplicate of a connected socket, and the address of its other end, which a reset socket does not tell any more."""
 
     socket: socket.socket
     host: str
@@ -46,19 +46,22 @@ class Sockets:
         self._inodes_before = set(_inodes().values())
         self._lock = threading.Lock()
         self._before: list[Connection] = []
-        """While more come up: those that were kept."""
+        """Connections that were kept before more came up (`opening`)."""
         self._kept: list[Connection] | None = None
         self._shut = False
         self._is_whole = True
         _alive.add(self)
 
     def add_ports(self, ports: Iterable[int]) -> None:
-        """Take sockets at these ports for ours from now on: a peer listens there."""
+        """Take sockets at these ports for this generation's from now on: a peer listens there."""
         self._ports |= set(ports)
 
     def open_device(self, host: str) -> tuple[Any, int]:
-        """Return gloo's device and the port that it listens on, one thread at a time: the helper thread of a form that was
-        interrupted may come here late, and its port would be taken for ours (then nothing shuts our connections down)."""
+        """Return gloo's device and the port that it listens on. One thread at a time.
+
+        The helper thread of an interrupted form may come here late. Otherwise its port would be taken for ours, and nothing would
+        shut our connections down.
+        """
         with _ONE_DEVICE:
             before = set(_inodes().values())
             device = ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
@@ -85,7 +88,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """While more of them come up, `shut_down` looks for them; then they are kept."""
+        """Mark a block in which more connections come up. `shut_down` looks for them there; afterwards they are kept."""
         with self._lock:
             # They stay: of one that has ended meanwhile, gloo's own descriptor is closed already.
             self._before, self._kept = self._kept or [], None
@@ -95,7 +98,7 @@ class Sockets:
             self.keep()
 
     def shut_down(self) -> None:
-        """End every wait on one of them, once."""
+        """End every wait on one of the connections. A second call does nothing."""
         with self._lock:
             if self._shut:
                 return
@@ -108,8 +111,10 @@ class Sockets:
             kept.socket.close()
 
     def forget_in_child(self) -> None:
-        """In a forked child (a data loader's worker): close what it inherited, or the peers of a killed trainer would see its
-        connections open until the child ends."""
+        """Close the inherited connections in a forked child, such as a data loader's worker.
+
+        Otherwise the peers of a killed trainer would see its connections open until the child ends.
+        """
         for kept in (*(self._kept or ()), *self._before):
             kept.socket.detach()
         for fd, inode in _inodes().items():

@@ -1,4 +1,4 @@
-"""Where every thread of this process is, as text: what the watcher's thread answers while the main thread is stuck.
+"""The stacks of all threads of this process, as text. The watcher's thread sends them while the main thread is stuck.
 
 Reads no source files: the volume that they are on may be what hangs. `describe` is the whole answer; the rest are pure
 functions on frames, innermost first.

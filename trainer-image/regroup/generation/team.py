@@ -27,9 +27,9 @@ class Team:
     group: Any
     """A torch ProcessGroup, for `torch.distributed` calls with `group=`.
 
-    What is waited for there is torch's own wait: on CPU, a peer that dies in the moment in which a message to it is written
-    may leave that call blocked for good (gloo 2.13 forgets the message; docs/design/adr/0009), and no membership change
-    ends it. `all_reduce` here does not have that hole.
+    Such a call waits as torch does. On CPU it may block for good if a peer dies in the moment in which a message to it is written.
+    Then gloo 2.13 forgets the message (docs/design/adr/0009), and no membership change ends the call. `all_reduce` here does not
+    have that hole.
     """
 
     def all_reduce(self, tensor: torch.Tensor) -> None:

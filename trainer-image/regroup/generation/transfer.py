@@ -1,9 +1,9 @@
 """A training state from the source to the ranks that need it: JSON and raw bytes, never pickle.
 
 Tensors on the model's GPU go from GPU to GPU by the generation's own backend, all others through host memory by gloo. A receiver
-that holds a state stages in host memory and loads after the last byte, so a source that dies in mid-copy leaves that state whole
-(rule TORN). One that holds none receives on the GPU where the tensors will stay (`into`): a second copy may have no room there.
-The whole group takes part in each broadcast; who needs nothing drops what comes.
+that holds a state stages in host memory and loads after the last byte. So a source that dies in mid-copy leaves that state whole
+(rule TORN). A receiver without a state receives on the GPU where the tensors will stay (`into`): a second copy may have no room.
+The whole group takes part in each broadcast. A rank that needs nothing drops what comes.
 """
 
 import json
@@ -25,9 +25,10 @@ Received = tuple[trees.Tree, str, "CommitRecord | None"]
 def send(
     groups: Groups | Part, packed: tuple[str, dict[str, torch.Tensor]], digest: str, record: CommitRecord | None = None
 ) -> None:
-    """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank, with the digest of its samples
-    (`SamplePlan.digest`), which a receiver would compute from all of them, and the record of the commit that made it.
-    Raises what `Groups.failed` says."""
+    """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank, with the record of the commit that made it.
+
+    The digest of its samples (`SamplePlan.digest`) saves a receiver the work to compute it. Raises what `Groups.failed` says.
+    """
     structure, tensors = packed
     meta = [
         [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _is_on_device(groups, tensor)]
@@ -56,8 +57,9 @@ def receive(
 ) -> Received | None:
     """Take part in the broadcast from `source`; return the tree, the digest and the record; None: not to be kept.
 
-    The tree is in host memory. `into`, by name: this process's own tensors; then what comes by the GPU is put into those that fit,
-    at once, and into new ones on the GPU."""
+    The tree is in host memory. `into` has this process's own tensors by name. With it tensors that come by the GPU are put into
+    those that fit, and else into new ones on the GPU.
+    """
     length = torch.zeros(1, dtype=torch.int64)
     _broadcast(groups, length, source)
     text = torch.zeros(int(length.item()), dtype=torch.uint8)
@@ -108,7 +110,7 @@ def _receive_staged(
 def _receive_in_place(
     groups: Groups | Part, source: int, described: Described, own: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors on the GPU: own ones where they fit."""
+    """Return the tensors on the GPU, in own ones where these fit."""
     tensors = {}
     for name, (dtype, shape) in described.items():
         mine = own.get(name)
@@ -136,7 +138,7 @@ def _receive_bytes(
     described: Described,
     keep: Callable[[int, torch.Tensor], None],
 ) -> None:
-    """Take part in the broadcast of these tensors. `keep` gets each chunk and where it begins; it is overwritten afterwards."""
+    """Take part in the broadcast of these tensors. `keep` gets each chunk and its offset; the chunk is overwritten afterwards."""
     _, total = trees.layout(_sizes(described))
     chunk = torch.empty(min(total, CHUNK_BYTES), dtype=torch.uint8, device=device)
     for low, high in _chunks(total):
@@ -180,7 +182,7 @@ def _sizes(described: Described) -> list[int]:
 def _within(
     pieces: Sequence[torch.Tensor], offsets: Sequence[int], low: int, high: int
 ) -> Iterator[tuple[torch.Tensor, slice, slice]]:
-    """Yield the pieces that have bytes in a chunk: which ones of the piece, and where in the chunk."""
+    """Yield each piece that has bytes in a chunk, with their place in the piece and in the chunk."""
     for offset, piece in zip(offsets, pieces):
         first, last = max(offset, low), min(offset + piece.numel(), high)
         if first < last:

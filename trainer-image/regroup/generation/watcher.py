@@ -1,8 +1,8 @@
 """The thread that listens to the agent, so that a generation is heard while the main thread trains.
 
-Owns the long connection to the agent's Unix socket (messages of `regroup.protocol.local`): what was heard, and the one
-target (the groups in use) to abort when a newer generation must be entered. Decides nothing else. The agent's end is this
-process's end: a trainer without an agent could neither be told to stop nor be believed, so it kills itself.
+Owns the long connection to the agent's Unix socket (messages of `regroup.protocol.local`) and what was heard there. Owns the one
+target, the groups in use, to abort when a newer generation must be entered. Decides nothing else. The agent's end is this process's
+end: a trainer without an agent could neither be told to stop nor be believed, so it kills itself.
 """
 
 import contextlib
@@ -88,16 +88,16 @@ class Watcher:
 
     @property
     def _ends_after_a_step(self) -> bool:
-        """True where the end came as a planned change does: the group takes its time to leave after one step, together."""
+        """True if the end came as a planned change does: the group leaves together, after a step."""
         return self._stop is not None and self._stop.outcome == SUSPENDED
 
     def knows_newer(self, generation: int) -> bool:
-        """True once any generation above this one was heard, planned or forced."""
+        """Return whether any generation above this one was heard, planned or forced."""
         newest = self._newest
         return self._ends_after_a_step or (newest is not None and newest.number > generation)
 
     def must_leave(self, generation: int) -> bool:
-        """True once a group of this generation has to be left at once: a newer forced generation, or the end."""
+        """Return whether a group of this generation has to be left at once: a newer forced generation, or the end."""
         ended = self._stop is not None and not self._ends_after_a_step
         return ended or self._forced_number > generation
 
@@ -113,7 +113,7 @@ class Watcher:
             return self._newest
 
     def wait_forced_above(self, generation: int) -> None:
-        """Block until `must_leave(generation)`, or any end: what a finished rank does, which ignores planned changes."""
+        """Block until `must_leave(generation)`, or any end. A finished rank calls it: it ignores planned changes."""
         with self._changed, self._waiting():
             self._changed.wait_for(lambda: bool(self._stop or self._finish) or self.must_leave(generation))
 
@@ -165,13 +165,13 @@ class Watcher:
             return not (self._stop or self._finish)
 
     def ready(self) -> None:
-        """The rehearsal is over, or is left out: from now on this process waits for a generation."""
+        """Tell the agent that the rehearsal is over, or is left out: from now on this process waits for a generation."""
         if self._attach.rehearses:
             self._attach = replace(self._attach, rehearses=False)
             self.send(self._attach)
 
     def send_soon(self, message: local.Committed) -> None:
-        """Send progress, at most some times a second (`Outbox`)."""
+        """Send progress, at most every `outbox.EVERY_S` seconds."""
         self._outbox.send_soon(message)
 
     def _write(self, message: Any) -> None:

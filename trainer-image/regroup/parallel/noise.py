@@ -20,7 +20,7 @@ NAME = "regroup.noise_scale"
 """Name of the averages as a part of the state."""
 
 
-class Part(NamedTuple):
+class OwnNorm(NamedTuple):
     """One rank's own gradient in a step, before the sum over ranks."""
 
     weight: float
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     """Squared norm of the sum of its samples' gradients. Below 0: it was not measured."""
 
 
-def weigh(parts: Sequence[Part]) -> tuple[float, float, float] | None:
+def weigh(parts: Sequence[OwnNorm]) -> tuple[float, float, float] | None:
     """Return (mean squared norm of the ranks' mean gradients, mean of 1 / weight, 1 / total weight). Pure.
 
     None: fewer than two ranks had samples, or one did not measure, or came to no finite number."""
@@ -61,7 +61,7 @@ class NoiseScale:
         """The newest step, if the norm of its summed gradient is still on the device: the result of `weigh`, the prescale, and
         the norm."""
 
-    def add(self, parts: Sequence[Part], norm_squared: Scalar | None, prescale: float) -> None:
+    def add(self, parts: Sequence[OwnNorm], norm_squared: Scalar | None, prescale: float) -> None:
         """Take a step that is applied. Does not wait for the device.
 
         `parts` has one entry for each rank. `norm_squared` has the bits of the squared norm of the gradient's sum over all ranks;

@@ -21,7 +21,7 @@ from regroup.errors import UsageError
 
 from . import sections
 from .config import Config, ConfigError
-from .tasks.task import Row, Task
+from .tasks.task import Chain, Task
 
 _aten = torch.ops.aten
 SAVED = frozenset(
@@ -127,7 +127,7 @@ def split_experts(model: torch.nn.Module, mesh: Any) -> None:
             module.split(mesh)
 
 
-def split_parameters(model: Row, mesh: Any, *, reshard: bool, is_row: bool) -> None:
+def split_parameters(model: Chain, mesh: Any, *, reshard: bool, is_row: bool) -> None:
     """Split the parameters of each block by itself, so that one block is whole at a time, then those outside of blocks (FSDP2).
 
     With `reshard` a block's parameters are split again after its forward, else after its backward. With `is_row` the model is never
@@ -141,7 +141,7 @@ def split_parameters(model: Row, mesh: Any, *, reshard: bool, is_row: bool) -> N
         fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
 
-def cut(model: Row, settings: Config) -> torch.nn.Module:
+def cut(model: Chain, settings: Config) -> torch.nn.Module:
     """Return this process's stages of a pipeline. Raises ConfigError.
 
     The session calls forward module by module, so each module gets the precision.

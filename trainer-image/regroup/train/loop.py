@@ -4,23 +4,18 @@ The code does not depend on the number of processes. `regroup.session` deals the
 handles failures and resizes, and writes checkpoints. `build` assembles model and optimizer, `tasks` has models and data.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
-
 import torch
-from torch.nn.functional import cross_entropy
 
 import regroup
 from regroup.data import as_source
-from regroup.parallel.pipeline import Pipeline
 from regroup.step import Step
 
-from . import build, shares, tasks
+from . import build, tasks
 from .board import Board, curves
 from .config import Config
 from .digest import digest_of, digest_together
 from .flops import peak_flops
+from .passes import Passes
 from .sections import ParameterServer
 from .speed import Meter, Speed
 
@@ -45,59 +40,7 @@ def train(config: Config) -> None:
     board = Board(config, model, device)
     train_on, evaluate_on = task.train, as_source(task.held_out)
     del task  # frees the layers that other processes of a pipeline have
-    is_pipeline = isinstance(model, Pipeline)
-    context = mesh["context"] if mesh is not None and "context" in mesh.mesh_dim_names else None
-
-    def in_precision() -> torch.autocast:
-        return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-
-    def taken(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets on the device, with this process's part of each sequence."""
-        x, y = regroup.split_sequence(batch, context).batch if context is not None else batch
-        return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-
-    def summed(scores: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
-        """Return the loss summed over the targets, and their number. The last stage of a pipeline calls it."""
-        _, y = taken(batch)
-        with in_precision():
-            return cross_entropy(scores.flatten(0, -2), y.flatten(), reduction="sum"), y.numel()
-
-    def evaluate_share(rank: int, world_size: int, forward: Callable[..., Any]) -> torch.Tensor:
-        """Return the sums of loss, right answers and targets over a process's share of the held-out data."""
-        sums = torch.zeros(3, dtype=torch.float64, device=device)
-        with _evaluating(model, config.compile):
-            for first, counts in shares.held_out(rank, world_size, len(evaluate_on), config.microbatch):
-                x, y = taken(evaluate_on.fetch(torch.arange(first, min(first + config.microbatch, len(evaluate_on)))))
-                with in_precision():
-                    scores = forward(x)
-                if scores is None or not counts:  # only the last stage of a pipeline has scores
-                    continue
-                scores = scores.flatten(0, -2)
-                with in_precision():
-                    loss = cross_entropy(scores, y.flatten())
-                right = (scores.argmax(-1) == y.flatten()).sum()
-                sums += torch.stack([loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()])
-        return sums
-
-    def evaluate() -> tuple[float, float] | None:
-        """Return loss and accuracy on held-out data. Every rank must call it between two steps; a membership change repeats it.
-
-        Returns None if another process of this model group has died, and under a parameter server on all ranks but the server.
-        """
-        whole = None
-        if server is not None:
-            whole = evaluate_share(0, 1, model) if job.is_main else None
-        else:
-            for attempt in job.collective("evaluate"):
-                with attempt as team:
-                    sums = evaluate_share(team.rank, team.world_size, team.forward)
-                    team.all_reduce(sums)
-                    whole = sums
-        if whole is None:
-            return None
-        loss_sum, num_right, num_targets = whole.tolist()
-        return loss_sum / num_targets, num_right / num_targets
-
+    passes = Passes(model, config, device, dtype, mesh)
     with regroup.session(
         model=model,
         optimizer=optimizer,
@@ -120,15 +63,7 @@ def train(config: Config) -> None:
         for step in job.steps(config.steps):
             board.begin(job, step)
             with step:  # a membership change ends this block; the same step comes again
-                if is_pipeline:  # the session runs the microbatches through the stages
-                    step.run(summed, inputs=lambda batch: taken(batch)[0])
-                for batch in (
-                    () if is_pipeline else step.microbatches()
-                ):  # this rank's share, however many ranks there are now
-                    x, y = taken(batch)
-                    with in_precision():
-                        loss = model(x, y)
-                    step.backward(mean=loss, weight=y.numel())
+                passes.train(step)
                 step.commit(max_norm=max_norm, after=[schedule.step])
             if step.times is None:  # not committed
                 continue
@@ -138,13 +73,13 @@ def train(config: Config) -> None:
             samples = job.global_batch if server is None else server.step_samples(config.microbatch, job.global_batch)
             meter.add(step.times, (done - before) * samples)
             board.committed(job, step)
-            if is_last or _passes(before, done, config.print_every):
+            if is_last or _reaches(before, done, config.print_every):
                 speed = meter.take(job.world_size)
                 if job.is_main:
                     print(_line(step, done, job, speed), flush=True)
                     board.points(job, step, curves(step, speed, device))
-            if is_last or (config.evaluate_every and _passes(before, done, config.evaluate_every)):
-                result = evaluate()
+            if is_last or (config.evaluate_every and _reaches(before, done, config.evaluate_every)):
+                result = passes.evaluate(job, evaluate_on)
                 if job.is_main and result is not None:
                     held_out_loss, accuracy = result
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
@@ -155,20 +90,8 @@ def train(config: Config) -> None:
             print(f"parameters sha256 {digest or digest_of(model)}", flush=True)
 
 
-@contextmanager
-def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
-    """Run a block in evaluation mode, without gradients and uncompiled, since a joining worker has rehearsed only training."""
-    eager = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
-    model.eval()
-    try:
-        with torch.no_grad(), eager:
-            yield
-    finally:
-        model.train()
-
-
-def _passes(before: int, done: int, every: int) -> bool:
-    """Return whether a multiple of `every` lies above `before` and not above `done`."""
+def _reaches(before: int, done: int, every: int) -> bool:
+    """Return whether a multiple of `every` lies above `before` steps and not above `done`."""
     return done // every > before // every
 
 

@@ -25,7 +25,7 @@ from regroup.generation.edges import Edges
 from regroup.generation.membership import Membership, leaves_broken
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.host import Scalar, bits_of, to_host
-from regroup.parallel.noise import NoiseScale, Part
+from regroup.parallel.noise import NoiseScale, OwnNorm
 from regroup.parallel.pipeline import Pipeline, Work, run
 from regroup.parallel.strategy import Reduced, Share, Strategy
 from regroup.protocol.state import StatePair
@@ -313,7 +313,7 @@ class Committer:
         state.begin_change()
         with refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
             if self._noise is not None:
-                parts = [Part(row.weight, row.word.own_norm_squared) for row in rows]
+                parts = [OwnNorm(row.weight, row.word.own_norm_squared) for row in rows]
                 self._noise.add(parts, norm_squared, self.prescale)
             self.strategy.scale(weight * self.prescale)
             if scaler is not None:

@@ -1,6 +1,6 @@
 """Tasks: a model and its data for each section `task` of the configuration.
 
-A model is a `Row` of modules. Its `blocks` are the expensive, repeated part. `regroup.train.build` recomputes them in backward,
+A model is a `Chain` of modules. Its `blocks` are the expensive, repeated part. `regroup.train.build` recomputes them in backward,
 splits them over processes and compiles them, and compiles the output layer with the loss if there is no mesh.
 A model returns scores [..., classes] for integer targets [...], or their loss.
 """

@@ -8,13 +8,13 @@ from torch import nn
 
 from regroup.train import sections
 
-from .task import Row, Task
+from .task import Chain, Task
 
 TRAINED = 1437
 """Number of samples for training, of 1,797. The others are held out."""
 
 
-class Classifier(Row):
+class Classifier(Chain):
     """A row of blocks and a linear layer: [n, ...] -> scores [n, 10]."""
 
     def __init__(self, blocks: list[nn.Module], features: int) -> None:
@@ -74,5 +74,5 @@ def _digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(found.images, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order]
 
 
-def _task(model: Row, x: torch.Tensor, y: torch.Tensor, layers: Any = None) -> Task:
+def _task(model: Chain, x: torch.Tensor, y: torch.Tensor, layers: Any = None) -> Task:
     return Task(model, (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:]), layers=layers)

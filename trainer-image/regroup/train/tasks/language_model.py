@@ -18,7 +18,7 @@ from regroup.data import DataError
 from regroup.train import sections, tokens
 from regroup.train.flops import flops_per_token
 
-from .task import Row, Task
+from .task import Chain, Task
 
 HELD_OUT, MOST_HELD_OUT = 0.05, 256
 """Share of the samples that is held out for evaluation, and the largest number of them. They are the last ones."""
@@ -130,7 +130,7 @@ class Output(nn.Module):
         return F.linear(self.norm(x), F.pad(weight, (0, 0, 0, added)))[..., :vocabulary]
 
 
-class GPT(Row):
+class GPT(Chain):
     """A GPT: tokens [n, length], int64 -> scores of the next one [n, length, vocabulary]."""
 
     def __init__(self, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""The interface between a task and the loop: a model as a `Row`, and its data."""
+"""The interface between a task and the loop: a model as a `Chain`, and its data."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 
-class Row(torch.nn.Sequential):
+class Chain(torch.nn.Sequential):
     """A model as a row of modules, each of which gets the output of the one before. A pipeline cuts between them.
 
     A checkpoint has the names of the modules, whatever the split: those of `before`, then block0, block1 .., then those of `after`.
@@ -62,7 +62,7 @@ class Row(torch.nn.Sequential):
 class Task:
     """A model and its data."""
 
-    model: Row
+    model: Chain
     train: Any
     """Training data, as a session's `data`. Batches are pairs (x, y)."""
     held_out: Any

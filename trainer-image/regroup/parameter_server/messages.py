@@ -1,8 +1,12 @@
-"""What goes over the links of a parameter server: headers of int64, each of a fixed length. Pure.
+"""The headers of the messages between a parameter server and its workers: int64, each of a fixed length. Pure.
 
-A worker asks and is answered, in turn. `PULL`: it wants work; with the answer come parameters, where it has not got them. `PUSH`:
-its gradients follow; the answer is whether a version has counted them. `WAIT`: it was dealt nothing, and is answered with the next
-version. Floats travel as their bits.
+A worker sends a request and gets a reply, in turn:
+
+- `PULL`: the worker wants work. Parameters follow the reply, unless the worker has them.
+- `PUSH`: the worker's gradients follow. The reply says whether a version has counted them.
+- `WAIT`: the worker was dealt nothing. The reply comes with the next version.
+
+Floats travel as their bits.
 """
 
 from collections.abc import Sequence
@@ -11,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from regroup.bits import float_of, unsigned
-from regroup.generation.links import numbers
+
+from .links import numbers
 
 PULL, PUSH, WAIT = 1, 2, 3
 DEAL, FINISHED, LEAVE, COUNTED, REFUSED = range(1, 6)
@@ -26,19 +31,19 @@ ACKNOWLEDGEMENT = 2
 
 @dataclass(frozen=True)
 class Request:
-    """From a worker."""
+    """A request of a worker."""
 
     kind: int
     version: int
-    """The one whose parameters it has."""
+    """The version whose parameters the worker has."""
     knows_newer: bool
     ended: bool
-    """Its script has left its loop."""
+    """The worker's script has left its loop."""
     weight: float = 0.0
     loss_sum: float = 0.0
 
     def pack(self) -> torch.Tensor:
-        """Return it as it is sent: [REQUEST]."""
+        """Return the header: [REQUEST]."""
         return numbers(self.kind, self.version, int(self.knows_newer), int(self.ended), self.weight, self.loss_sum)
 
     @classmethod
@@ -49,20 +54,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """From the server."""
+    """A reply of the server."""
 
     kind: int
     version: int
     samples: int
     digest: int
-    """Of what that version, and all before it, have counted."""
+    """Digest of the samples that the version, and all before it, have counted."""
     loss: float
-    """That version's."""
+    """The version's loss."""
     weight: float
     shares: tuple[int, ...] = ()
 
     def pack(self, most: int) -> torch.Tensor:
-        """Return it as it is sent: [ANSWER + most]. most: shares that a worker may be dealt at a time."""
+        """Return the header: [ANSWER + most]. `most` is the number of shares that a worker may be dealt at a time."""
         padding = [0] * (most - len(self.shares))
         head = (self.kind, self.version, self.samples, self.digest, self.loss, self.weight, len(self.shares))
         return numbers(*head, *self.shares, *padding)
@@ -74,7 +79,7 @@ class Reply:
 
 
 def used_of(flags: bytes) -> torch.Tensor:
-    """Return by parameter whether it has a gradient: [parameters], uint8."""
+    """Return, for each parameter, whether it has a gradient: [parameters], uint8."""
     return torch.frombuffer(bytearray(flags), dtype=torch.uint8)
 
 

@@ -1,9 +1,8 @@
-"""The commit of a step under a parameter server: in place of `Committer`, whose ranks commit together.
+"""The commit of a step under a parameter server, in place of `Committer`, whose ranks commit together.
 
-Here a step is a version of the server's parameters, and each rank goes at its own pace: it pulls, computes what it was dealt, and
-pushes. Owns what this rank is in its generation (server, standby or worker) and when it drops its name of the state: a worker's
-parameters are soon another version's, so it brings none to the next generation. The decisions are in `regroup.parallel.dealing`,
-the server's and the standby's work in `service`. Why so: docs/design/adr/0031-parameter-server.md.
+A step is a version of the server's parameters here. Each rank goes at its own pace: it pulls parameters, computes the gradients of
+its deal, and pushes them. `ServedCommitter` owns the role of this rank in its generation: server, standby or worker. It also drops
+a worker's name of the state: the worker's parameters are soon another version's, so it brings no state to the next generation.
 """
 
 import contextlib
@@ -16,51 +15,43 @@ import torch
 from regroup import strategies
 from regroup.data import Key, SamplePlan
 from regroup.errors import BackendError, DivergedError, GenerationChanged, SampleError
-from regroup.generation.links import Link, Pauses, name_of
 from regroup.generation.membership import Membership, leaves_broken
-from regroup.parallel.dealing import Answer, Desk, Roles, Terms, roles_of
 from regroup.parallel.host import to_host
-from regroup.parallel.ledger import CountedPlan, key_of
-from regroup.parallel.served import Served
 from regroup.parallel.strategy import Share
 from regroup.protocol.state import StatePair
 from regroup.state.training import CommitRecord, TrainingState
+from regroup.transaction.agreement import exchange
+from regroup.transaction.header import Header, Row
+from regroup.transaction.hooks import Hooks
+from regroup.transaction.laps import DEVICE, EXCHANGE, FORWARD, Laps
 
 from . import messages
-from .agreement import exchange
-from .header import Header, Row
-from .hooks import Hooks
-from .laps import DEVICE, EXCHANGE, FORWARD, Laps
+from .dealing import Answer, Desk, Roles, roles_of
+from .ledger import CountedPlan, key_of
+from .links import Link, Pauses, name_of
 from .messages import Reply, Request
-from .service import Copying, Service
+from .served_gradients import ServedGradients
+from .service import Service
+from .settings import terms_of
+from .standby import Standby
 from .versions import Applied, Calls, Versions
 
 T = TypeVar("T")
 
 
-def terms_of(described: strategies.ParameterServer, plan: CountedPlan, roles: Roles) -> Terms:
-    """Return the rules of a generation."""
-    return Terms(described.staleness, plan.shares_per_version, roles, is_whole(described, plan))
-
-
-def is_whole(described: strategies.ParameterServer, plan: CountedPlan) -> bool:
-    """Return whether a version is the gradient of a whole block, of no age."""
-    return described.staleness == 0 and plan.shares_per_version == plan.num_virtual
-
-
 class ServedCommitter:
-    """See regroup.step.Transaction, and `Committer`: what the session uses of both is the same."""
+    """The `regroup.step.Transaction` and the `Keeper` of a job with a parameter server. The session uses it as a `Committer`."""
 
     def __init__(
         self,
         membership: Membership,
-        strategy: Served,
+        strategy: ServedGradients,
         described: strategies.ParameterServer,
         state: TrainingState,
         plan: CountedPlan,
         on_commit: Callable[[CommitRecord, Header, bool], None],
     ) -> None:
-        """`on_commit(record, header, empty)` is called on the server for each version, elsewhere for each push that is answered."""
+        """`on_commit(record, header, empty)` is called on the server for each version, elsewhere for each answered push."""
         self.num_committed = 0
         self.total = 0
         """Number of versions that the script asks for."""
@@ -76,13 +67,13 @@ class ServedCommitter:
         self._roles = Roles(None, (0,))
         self._link: Link | None = None
         self._service: Service | None = None
-        self._copying: Copying | None = None
+        self._standby: Standby | None = None
         self._is_settled = False
         self._is_open = False
         self._has = -1
         """The version whose parameters this rank has."""
         self._shares: tuple[int, ...] = ()
-        """What it was dealt."""
+        """The shares that this rank was dealt."""
         self._announced: tuple[CommitRecord, bool] | None = None
 
     @property
@@ -105,13 +96,13 @@ class ServedCommitter:
 
     @property
     def applied(self) -> list[Applied]:
-        """Versions that this process has applied in the block in progress, or the last one; none where it holds no state."""
+        """Versions that this process has applied in the block in progress, or in the last one. A worker applies none."""
         return self._versions.applied
 
     # --- one generation ----------------------------------------------------------------------------------------------
 
     def begin_generation(self) -> None:
-        """Other ranks, from here on."""
+        """Take the role of this rank in a new generation."""
         self.num_committed = 0
         self.laps.begin_generation()
         self.strategy.begin_generation(None)
@@ -120,15 +111,16 @@ class ServedCommitter:
         per_worker = groups.assignment.local_world_size if groups is not None else 1
         self._roles = roles_of(self.membership.world_size, per_worker, computes=self._described.computes)
         self._is_settled = False
-        self._link = self._service = self._copying = None
+        self._link = self._service = self._standby = None
         self._has = self._counted.ledger.version
 
     def _settle(self) -> None:
-        """All ranks have adopted the state; from here on only server and standby hold it.
+        """Leave the adopted state to server and standby, in two meetings of all ranks.
 
-        Two meetings of all ranks. After the first each knows that both have it, so the others may drop its name. The server makes
-        no version before the second: whoever still brings the state of this generation to a later one then knows that nothing was
-        committed on it (rule WITNESS)."""
+        After the first meeting each rank knows that both have the state, so the others drop its name. The server makes no version
+        before the second meeting. So nothing was committed on a state that a worker still brings to a later generation
+        (rules MEET and WITNESS).
+        """
         membership, groups = self.membership, self.membership.groups
         row = Row(self.step, 0.0, 1.0, knows_newer=False, sample_hash=0, total=self.total)
         problem = exchange(groups, row).disagreement()
@@ -141,19 +133,20 @@ class ServedCommitter:
             terms = terms_of(self._described, self._counted, self._roles)
             desk = Desk(self._counted.ledger, terms, membership.world_size, time.monotonic(), self.total)
             self._service = Service(
-                groups, desk, self.strategy, self._versions, self._counted, self._made, self._state.record
+                groups, desk, self.strategy, self._versions, self._counted, self._report, self._state.record
             )
         else:
             assert groups is not None
             self._link = Link(groups, name_of(membership.rank))
             if membership.rank == self._roles.standby:
-                self._copying = Copying(groups, self.strategy, self._versions)
+                self._standby = Standby(groups, self.strategy, self._versions)
         self._is_settled = True
 
     def next_index(self, *, ended: bool) -> int | None:
         """Return the version that was pulled; None: the job has come to its end. `ended`: the script has left its loop.
 
-        Blocks until the server answers. Raises GenerationChanged, also at the cut of a planned change."""
+        Blocks until the server answers. Raises GenerationChanged, also at the cut of a planned change.
+        """
         kind = self._among(lambda: self._pull(ended=ended))
         if kind is messages.LEAVE:
             self.membership.leave_at_cut()
@@ -171,7 +164,7 @@ class ServedCommitter:
                 return messages.FINISHED if answer is Answer.FINISHED else messages.LEAVE
             self._shares, self._has = answer.shares, answer.base
             return messages.DEAL
-        has = self._counted.ledger.version if self._copying is not None else self._has
+        has = self._counted.ledger.version if self._standby is not None else self._has
         reply = self._ask(Request(messages.PULL, has, knows_newer, ended))
         if reply.kind == messages.LEAVE:
             return reply.kind
@@ -182,22 +175,22 @@ class ServedCommitter:
             self._link.wait()
             self.strategy.put_parameters(flats)
         self._shares, self._has = reply.shares, reply.version
-        if reply.kind == messages.FINISHED and self._copying is not None:
-            self._copying.end()
+        if reply.kind == messages.FINISHED and self._standby is not None:
+            self._standby.end()
         self._heard(reply)
         return reply.kind
 
     # --- one block ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step's block is entered."""
+        """Enter a step's block."""
         self._is_open = True
         self._versions.applied = []
         self.laps.begin()
         self.strategy.begin_step()
 
     def end(self) -> None:
-        """The step's block is left, one way or another."""
+        """Leave the step's block."""
         self._is_open = False
 
     def share(self) -> Sequence[int]:
@@ -205,7 +198,7 @@ class ServedCommitter:
         return self._shares
 
     def key(self, index: int, v: int) -> Key:  # noqa: ARG002
-        """See regroup.step.Transaction: `v` is a share."""
+        """Return the block of share `v` and its microbatch there."""
         return key_of(v, self.plan)
 
     def check(self) -> None:
@@ -213,24 +206,22 @@ class ServedCommitter:
         self.membership.check()
 
     def stream(self, v: int) -> int:
-        """See regroup.step.Transaction."""
         return key_of(v, self.plan).v
 
     def skip(self, v: int) -> None:
-        """Share `v` adds nothing."""
+        """Do nothing: share `v` adds no gradient."""
 
     def added(self, v: int, weight: float | torch.Tensor) -> None:
-        """`backward` or `skip` of share `v` is over."""
+        """Do nothing: the share's weight is sent with the push."""
 
     def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:  # noqa: ARG002
-        """Add the gradients of share `v`: of `loss` times `factor`."""
+        """Add the gradients of `loss` times `factor` for share `v`."""
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factor must not be rounded
         gradient = torch.full_like(loss, factor * self._versions.prescale)
         self.strategy.backward(loss, gradient, last=last)
 
     def run(self, work: Any) -> None:
-        """See regroup.step.Transaction: there are no model groups."""
         raise AssertionError(f"a pipeline under a parameter server: {work}")
 
     def interrupted(self, error: BaseException, *, committed: bool) -> bool:
@@ -248,8 +239,10 @@ class ServedCommitter:
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
     ) -> CommitRecord:
-        """Push what was computed and wait until a version has counted it, or it is refused. Server and standby make versions
-        meanwhile. Raises GenerationChanged."""
+        """Push the gradients and wait until a version has counted them, or they are refused. Raises GenerationChanged.
+
+        Server and standby make versions meanwhile.
+        """
         self.laps.lap(FORWARD)
         self.check()
         self._hooks.check((*before, *after))
@@ -267,20 +260,20 @@ class ServedCommitter:
         return record
 
     def announce(self) -> None:
-        """The step knows that its push is answered: tell the rest of the session. The server has, for each version."""
+        """Tell the rest of the session that the push is answered. The server has done so for each version."""
         assert self._announced is not None
         if self._service is None:
             self._report(*self._announced)
 
     def noise_scale(self) -> None:
-        """See regroup.step.Transaction: it is not measured."""
+        """Return None: the noise scale is not measured."""
 
     def kept(self) -> tuple[tuple[int, StatePair], ...]:
-        """See regroup.generation.membership.Keeper: there are no model groups."""
+        """Return nothing: there are no model groups."""
         return ()
 
     def roll_forward(self, wanted: StatePair, record: CommitRecord) -> bool:  # noqa: ARG002
-        """See regroup.generation.membership.Keeper."""
+        """Return False: no gradients are kept."""
         return False
 
     # --- small parts -------------------------------------------------------------------------------------------------
@@ -298,20 +291,19 @@ class ServedCommitter:
         request = Request(kind, self._has, self.membership.knows_newer(), False, weight, loss_sum)
         assert self._link is not None
         self._link.send([request.pack(), *((used, *flats) if self._shares else ())])
-        reply = self._await_reply() if self._copying is None else self._copy_until_answered(calls)
+        reply = self._await_reply() if self._standby is None else self._copy_until_answered(self._standby, calls)
         self._heard(reply)
         return CommitRecord(StatePair(self.membership.generation, reply.version), reply.loss, reply.weight)
 
-    def _copy_until_answered(self, calls: Calls) -> Reply:
-        """Of the standby: apply what the server applies, until this rank's own push is answered."""
+    def _copy_until_answered(self, standby: Standby, calls: Calls) -> Reply:
+        """Apply the versions that the server applies, until the standby's own push is answered."""
         assert self._link is not None
-        assert self._copying is not None
         header = self._empty_reply()
         self._link.expect([header])
         pauses = Pauses(self.membership.groups)
         try:
             while not self._link.take():
-                pauses.pause(idle=not self._copying.step(calls))
+                pauses.pause(idle=not standby.step(calls))
         finally:
             pauses.end()
         return Reply.unpack(header)
@@ -332,21 +324,18 @@ class ServedCommitter:
         return torch.empty(messages.ANSWER + max(self.deals), dtype=torch.int64)
 
     def _heard(self, reply: Reply) -> None:
-        """Who holds no state knows from the server how far it is."""
-        if self._copying is None:
+        """Note how far the server is. The standby knows that from its own ledger."""
+        if self._standby is None:
             self._counted.ledger.heard(reply.version, reply.samples, reply.digest)
 
-    def _made(self, record: CommitRecord) -> None:
-        self._report(record, False)
-
-    def _report(self, record: CommitRecord, empty: bool) -> None:
+    def _report(self, record: CommitRecord, empty: bool = False) -> None:
         row = Row(
             record.state.step, float(record.loss), record.weight, knows_newer=False, sample_hash=0, total=self.total
         )
         self._on_commit(record, Header((row,)), empty)
 
     def _check_samples(self, share: Share) -> None:
-        """Rule QUOTA, of what this rank was dealt."""
+        """Raise SampleError unless this rank has used the samples of its deal (rule QUOTA)."""
         wanted = sum(self.plan.hash_of(*key_of(one, self.plan)) for one in self._shares) % 2**64
         if share.sample_hash % 2**64 != wanted:
             raise SampleError(
@@ -355,7 +344,7 @@ class ServedCommitter:
             )
 
     def _among(self, what: Callable[[], T]) -> T:
-        """Do what communicates. Raises GenerationChanged where the group is left, and BackendError."""
+        """Return `what()`, which communicates. Raises GenerationChanged if the group is left, and BackendError."""
         try:
             with leaves_broken(self.membership):
                 return what()

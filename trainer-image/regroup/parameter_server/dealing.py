@@ -1,7 +1,7 @@
-"""What a parameter server decides: which shares a worker gets, which gradients a version counts, who is waited for. Pure.
+"""The decisions of a parameter server: the shares of a worker, the gradients of a version, and the ranks to wait for. Pure.
 
-One `Desk` serves one generation. It is told what came and when; the clock is passed in. It holds no tensors and sends nothing: that
-is `regroup.transaction.service`. Rules DEALT, OWED and AGE of docs/design/adr/0031-parameter-server.md are in here.
+One `Desk` serves one generation. `service` tells it what came and when, and sends what it decides. The desk holds no tensors.
+Rules DEALT, OWED and AGE of docs/design/adr/0031-parameter-server.md are here.
 """
 
 from collections import deque
@@ -15,19 +15,19 @@ from regroup.data.ids import share_of
 from .ledger import Entry, Ledger
 
 LATE_TIMES = 4.0
-"""A worker that has pushed nothing for so many usual times is late: its shares are dealt again."""
+"""A worker is late after this many usual times without a push. Then its shares are dealt again."""
 LATE_LEAST_S = 1.0
-"""... and never before this: where a share takes milliseconds, a pause of the machine is no sign."""
+"""No worker is late before this. Where a share takes milliseconds, a pause of the machine says nothing."""
 WINDOW = 20
-"""Pushes whose median is the usual time."""
+"""Number of pushes whose median is the usual time."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what in a generation."""
+    """The roles of the ranks of a generation. The server is rank 0."""
 
     standby: int | None
-    """The rank that holds a second copy; None: there is one rank. The server is rank 0."""
+    """The rank that holds a second copy; None: there is one rank."""
     computing: tuple[int, ...]
     """Ranks that compute gradients."""
 
@@ -37,8 +37,11 @@ class Roles:
 
 
 def roles_of(world_size: int, per_worker: int, *, computes: bool) -> Roles:
-    """Return the roles of a generation, the same on all ranks. per_worker: processes of a worker; the standby is in another one
-    where there is one. computes: server and standby are workers as well; else they are where there would be no other."""
+    """Return the roles of a generation, the same on all ranks.
+
+    `per_worker` is the number of processes of a worker. The standby is in another worker than the server, if there is one. With
+    `computes` server and standby compute gradients, too. Without it they do so only if no other rank would.
+    """
     standby = None if world_size == 1 else per_worker if world_size > per_worker else 1
     everybody = tuple(range(world_size))
     if computes or world_size == 1:
@@ -56,11 +59,14 @@ class Terms:
     shares_per_version: int
     roles: Roles
     is_whole: bool
-    """A version is the gradient of a whole block: nobody is left out of it, however slow."""
+    """A version is the gradient of a whole block. No worker is left out of it, however slow."""
 
     def quotas(self) -> dict[int, int]:
-        """Return how many shares each computing rank is dealt at a time: together a version's, and at least one each. Where there
-        are more ranks than shares in a version, the last ones are its backup workers."""
+        """Return the number of shares that each computing rank is dealt at a time.
+
+        Together they are a version's shares, and each rank has at least one. If there are more ranks than shares in a version, the
+        last ranks are backup workers.
+        """
         ranks = self.roles.computing
         return {
             rank: max(1, len(share_of(self.shares_per_version, place, len(ranks)))) for place, rank in enumerate(ranks)
@@ -68,7 +74,7 @@ class Terms:
 
 
 class Answer(Enum):
-    """What a worker that asks for work is told, where there is none."""
+    """The answer to a worker that asks for work, if there is none."""
 
     FINISHED = 1
     LEAVE = 2
@@ -85,7 +91,7 @@ class Deal:
 
 @dataclass(frozen=True)
 class Push:
-    """A worker's gradients of what it was dealt: their sum."""
+    """The sum of a worker's gradients over the shares that it was dealt."""
 
     deal: Deal
     weight: float
@@ -94,7 +100,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Version:
-    """What the next version applies, in the order in which it is summed."""
+    """The next version: the pushes that it applies, in the order of the sum."""
 
     number: int
     pushes: tuple[Push, ...]
@@ -102,7 +108,7 @@ class Version:
 
     @property
     def entry(self) -> Entry:
-        """What the ledger is to count."""
+        """The entry for the ledger."""
         return Entry(
             self.number,
             self.following,
@@ -114,24 +120,24 @@ class Version:
 
 @dataclass
 class _Rank:
-    """One rank, as the desk knows it."""
+    """The desk's record of one rank."""
 
     quota: int
     since_s: float
-    """Since when it is waited for: it was dealt shares, or was told what became of the last ones."""
+    """Time from which the rank is waited for: it was dealt shares, or was told the outcome of the last ones."""
     deal: Deal | None = None
-    """It computes these, or has pushed them. None with `is_computing`: it was given up."""
+    """The rank computes these shares, or has pushed them. None with `is_computing`: the desk has given them up."""
     is_computing: bool = False
     pushed: Push | None = None
     is_told: bool = False
-    """It has been told to leave, or that the job has finished: it asks for nothing any more."""
+    """The rank was told to leave, or that the job has finished. It asks for nothing any more."""
     knows_newer: bool = False
-    """It has heard of a newer, planned generation (rule CUTALL)."""
+    """The rank has heard of a newer, planned generation (rule CUTALL)."""
     is_late: bool = False
     away_s: float = 0.0
-    """How long the server had been away in all at `since_s`."""
+    """Seconds that the server had been away in all at `since_s`."""
     last_s: float = 0.0
-    """How long it took for what it pushed last."""
+    """Seconds that the rank took for its last push."""
 
 
 @dataclass
@@ -142,15 +148,15 @@ class Desk:
     terms: Terms
     world_size: int
     now_s: float
-    """When the generation began."""
+    """Time at which the generation began."""
     total: int
     """The version at which the job ends."""
     ended: bool = False
-    """A script has left its loop: the job ends with the version that there is."""
+    """A script has left its loop. The job ends with the newest version."""
     is_leaving: bool = False
-    """All ranks know of a newer generation, but for those that are late: nothing is dealt any more (rule CUTALL)."""
+    """All ranks that are not late know of a newer generation. The desk deals no more (rule CUTALL)."""
     decided: list[tuple[Push, bool]] = field(default_factory=list)
-    """Pushes whose worker is to be told: counted, or refused. Who tells them empties it."""
+    """Pushes whose worker must be told whether they were counted. `service` tells the workers, and empties the list."""
 
     def __post_init__(self) -> None:
         quotas = self.terms.quotas()
@@ -158,26 +164,26 @@ class Desk:
         self._owed = set(self.ledger.uncounted)
         self._following = self.ledger.following
         self._queue: list[int] = []
-        """Ranks that have pushed, in the order in which they did."""
+        """Ranks that have pushed, in the order of their pushes."""
         self._making: Version | None = None
         self.version = self.ledger.version
-        """The newest one that is committed: the ledger may be one ahead, while the standby has not acknowledged it (rule COPY)."""
+        """The newest committed version. The ledger is one ahead until the standby has acknowledged the next one (rule COPY)."""
         self._times_s: deque[float] = deque(maxlen=WINDOW)
         self._away_s = 0.0
 
     def was_away(self, duration_s: float) -> None:
-        """The server has heard nobody for so long: it computed, or evaluated. Nobody is late for that."""
+        """Note that the server did not listen for so long, because it computed or evaluated. No worker is late for that."""
         self._away_s += duration_s
 
     # --- what workers ask --------------------------------------------------------------------------------------------
 
     def heard(self, rank: int, *, knows_newer: bool, ended: bool = False) -> None:
-        """A rank says whether it knows of a newer generation, and whether its script has left its loop."""
+        """Note whether a rank knows of a newer generation, and whether its script has left its loop."""
         self._ranks[rank].knows_newer = knows_newer
         self.ended = self.ended or ended
 
     def pull(self, rank: int, now_s: float) -> Deal | Answer:
-        """A rank asks for work."""
+        """Return the work of a rank that asks for some."""
         one = self._ranks[rank]
         self._begin_wait(one, now_s)
         self._look(now_s)
@@ -189,7 +195,7 @@ class Desk:
         return one.deal
 
     def push(self, rank: int, weight: float, loss_sum: float, now_s: float) -> None:
-        """A rank has sent its gradients. Who was dealt nothing only waits for the next version."""
+        """Take the gradients of a rank. A rank that was dealt nothing pushes, too, and so waits for the next version."""
         one = self._ranks[rank]
         deal, one.is_computing = one.deal, False
         if one.quota:
@@ -205,7 +211,7 @@ class Desk:
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def next_version(self, now_s: float) -> Version | None:
-        """Return what the next version applies; None: not enough has come yet, or one is being made. `made` comes next."""
+        """Return the next version; None: too few pushes have come, or a version is being made. The caller calls `made` next."""
         self._look(now_s)
         self.give_up(now_s)
         if self._making is not None:
@@ -231,7 +237,7 @@ class Desk:
         return self._making
 
     def made(self, now_s: float) -> None:
-        """The version of `next_version` is committed; the ledger has counted it."""
+        """Note that the version of `next_version` is committed. The ledger has counted it."""
         version, self._making = self._making, None
         assert version is not None
         assert self.ledger.version == version.number
@@ -248,7 +254,10 @@ class Desk:
                 one.deal = None
 
     def give_up(self, now_s: float) -> None:
-        """Deal the shares of workers that are late again (rule OWED). Not where a version needs all of a block."""
+        """Give up the shares of workers that are late, so that they are dealt again (rule OWED).
+
+        A version that needs a whole block waits instead.
+        """
         if self.terms.is_whole:
             return
         for one in self._ranks.values():
@@ -261,10 +270,11 @@ class Desk:
     # --- the end of a generation -------------------------------------------------------------------------------------
 
     def patience_s(self, rank: int) -> float:
-        """Return how long a worker is waited for: one that is slow every time is not late every time.
+        """Return the seconds after which a worker is late. A worker that is slow every time is not late every time.
 
-        Without a bound as long as nobody has pushed in this generation: a share may take any time, and nobody asks for more who
-        could be dealt it again. The first push ends that; where none comes, the operator finds the hang."""
+        There is no bound before the generation's first push: a share may take any time, and no other worker asks for shares. If no
+        push comes, the operator finds the hang.
+        """
         return self._patience_s(self._ranks[rank])
 
     def _patience_s(self, one: _Rank) -> float:
@@ -278,17 +288,17 @@ class Desk:
 
     @property
     def is_over(self) -> bool:
-        """All ranks have been told that they need not ask again."""
+        """All ranks were told that they need not ask again."""
         return all(one.is_told for one in self._ranks.values())
 
     def must_break(self, now_s: float) -> bool:
-        """Return whether the others leave without the rest: somebody does not come to the cut."""
+        """Return whether the generation must break because a rank does not come to the cut."""
         self._look(now_s)
         waits = [one for one in self._ranks.values() if not one.is_told]
         return self.is_leaving and any(self._is_overdue(one, now_s) for one in waits)
 
     def _look(self, now_s: float) -> None:
-        """See whether it is time to leave. The server must know: it says what a rank heard when that asked last."""
+        """Update `is_leaving`. Of another rank the server knows what it had heard at its last request."""
         ranks = self._ranks.values()
         self.is_leaving = self.is_leaving or (
             self._ranks[0].knows_newer and all(one.knows_newer or self._is_overdue(one, now_s) for one in ranks)
@@ -298,7 +308,7 @@ class Desk:
 
     @property
     def _needed(self) -> int:
-        """Shares of the next version: fewer where those who are there have not so many."""
+        """Number of shares of the next version. It is lower if the ranks that are not late are dealt fewer."""
         if self.terms.is_whole:
             return self.terms.shares_per_version
         there = sum(one.quota for one in self._ranks.values() if not (one.is_late or one.is_told))
@@ -311,7 +321,7 @@ class Desk:
         return now_s - one.since_s - (self._away_s - one.away_s) > self._patience_s(one)
 
     def _take(self, count: int) -> tuple[int, ...]:
-        """Return so many shares: those that are owed first, then new ones."""
+        """Return this many shares: first the ones that are owed, then new ones."""
         taken = sorted(self._owed)[:count]
         self._owed.difference_update(taken)
         new = range(self._following, self._following + count - len(taken))
@@ -319,7 +329,7 @@ class Desk:
         return (*taken, *new)
 
     def _is_old(self, deal: Deal) -> bool:
-        """Rule AGE: the next version is applied to the newest one; a gradient that was computed on that one is of age 0."""
+        """Return whether a gradient is too old (rule AGE). A gradient that was computed on the newest version has age 0."""
         return self.terms.staleness is not None and self.version - deal.base > self.terms.staleness
 
     def _refuse_old(self, now_s: float) -> None:

@@ -1,6 +1,6 @@
-"""A version of a parameter server on a process that holds the state: the server's own, and its standby's copy.
+"""The next version of the parameters, applied to the state of the server or of its standby.
 
-Both apply the same sum with the same optimizer and the same hooks, so they come to the same bits; a hash tells where they do not.
+Both apply the same sum with the same optimizer and the same hooks, so they come to the same bits. A hash shows a difference.
 Parameters and ledger change in one mark (rule LEDGER): an exception in between leaves the state without a name.
 """
 
@@ -14,28 +14,28 @@ from regroup.errors import UsageError
 from regroup.generation.membership import Membership
 from regroup.parallel.fingerprint import Fingerprint
 from regroup.parallel.host import to_host
-from regroup.parallel.ledger import CountedPlan, Entry
-from regroup.parallel.served import Served
 from regroup.parallel.strategy import Share
 from regroup.protocol.state import StatePair
 from regroup.state.optimizers import learning_rates, parts_of
 from regroup.state.training import CommitRecord, TrainingState
+from regroup.transaction.hooks import refuse_collectives
 
-from .hooks import refuse_collectives
+from .ledger import CountedPlan, Entry
+from .served_gradients import ServedGradients
 
 
 class Calls(NamedTuple):
-    """What a script's commit was called with. Versions that are made meanwhile run its hooks, each once."""
+    """The arguments of a script's commit. Each version that is made during the commit runs its hooks once."""
 
     before: Sequence[Callable[[], Any]]
     after: Sequence[Callable[[], Any]]
     max_norm: float | None
     share: Share
-    """Its loss is that of the version whose hooks run."""
+    """Its loss is the loss of the version whose hooks run."""
 
 
 class Applied(NamedTuple):
-    """What one version came of: for `step.applied`, and for a replay of it."""
+    """The origin of one version, for `step.applied` and for a replay."""
 
     generation: int
     entry: Entry
@@ -44,17 +44,19 @@ class Applied(NamedTuple):
 class Versions:
     """Applies the versions of one job, one after the other."""
 
-    def __init__(self, membership: Membership, strategy: Served, state: TrainingState, plan: CountedPlan) -> None:
+    def __init__(
+        self, membership: Membership, strategy: ServedGradients, state: TrainingState, plan: CountedPlan
+    ) -> None:
         self._membership, self._strategy, self._state, self._plan = membership, strategy, state, plan
         self.prescale = 2.0 ** -round(math.log2(plan.step_samples))
-        """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost."""
+        """Factor of each gradient while it is summed. It is a power of two, so no bit is lost."""
         self._fingerprint = Fingerprint(self._tensors)
         self.applied: list[Applied] = []
-        """In the block of the script that is in progress, or was last."""
+        """Versions of the script's block in progress, or of its last one."""
         self._watches = True
 
     def begin_generation(self) -> None:
-        """The first version after this is watched for collectives of the script's."""
+        """Watch the next version for collectives of the script's own."""
         self._watches = True
 
     def apply(self, entry: Entry, sums: Sequence[torch.Tensor], used: bytes, calls: Calls) -> CommitRecord:

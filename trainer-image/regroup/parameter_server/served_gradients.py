@@ -1,7 +1,7 @@
-"""The gradients of one rank under a parameter server: computed here, summed at the server.
+"""The gradients of one rank under a parameter server. The rank computes them, and the server sums those of several ranks.
 
-Data parallel of one rank, so nothing of it communicates; `regroup.transaction.served` sends what it gives. Buffers that forward
-changes are refused: each rank would have its own, and a version is made by those that came first.
+The strategy is data parallel of one rank, so it communicates nothing: `served_committer` sends the gradients. A model whose forward
+changes buffers is refused. Each rank would have buffers of its own, and a version comes from the ranks that were first.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ import torch
 
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
+from regroup.parallel.ddp import DataParallel
+from regroup.parallel.gradients import Gradients
+from regroup.parallel.strategy import Guarantees, Share
 
-from .ddp import DataParallel
-from .gradients import Gradients
 from .ledger import CountedPlan
-from .strategy import Guarantees, Share
 
 
-class Served(DataParallel):
-    """The strategy of regroup.strategies.ParameterServer on one rank."""
+class ServedGradients(DataParallel):
+    """The `Strategy` of regroup.strategies.ParameterServer."""
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, plan: CountedPlan, *, is_whole: bool) -> None:
         """is_whole: a version is the gradient of a whole block, of no age. Raises UsageError for a model that nothing trains."""
@@ -30,11 +30,11 @@ class Served(DataParallel):
         )
 
     def begin_generation(self, groups: Groups | None, *, replaced: bool = False) -> None:  # noqa: ARG002
-        """Sum with no other rank: the server sums."""
+        """Begin a generation without groups: the server sums the gradients."""
         super().begin_generation(None)
 
     def collect(self, share: Share) -> None:
-        """The gradients of this rank's deal are complete. Raises UsageError where forward has changed a buffer."""
+        """Complete the gradients of this rank's deal. Raises UsageError if forward has changed a buffer."""
         self._launch(share)
         self._buffers.check_shapes()
         changed = self._buffers.changed() if share.weights else []
@@ -60,7 +60,7 @@ class Served(DataParallel):
         return [torch.empty(bucket.flat.shape, dtype=bucket.flat.dtype) for bucket in self.gradients.buckets]
 
     def put_parameters(self, flats: Sequence[torch.Tensor]) -> None:
-        """Overwrite the parameters with those of `parameters` elsewhere."""
+        """Overwrite the parameters with the tensors that `parameters` has returned on another rank."""
         with torch.no_grad():
             for bucket, flat in zip(self.gradients.buckets, flats):
                 sizes = [parameter.numel() for parameter in bucket.parameters]
@@ -68,7 +68,7 @@ class Served(DataParallel):
                     parameter.copy_(part.view(parameter.shape))
 
     def put_sum(self, flats: Sequence[torch.Tensor], used: bytes, weight: float) -> Gradients:
-        """Take these sums of a version for the gradients, divided by its weight; used: by parameter, whether any share has one."""
+        """Make the sums of a version, divided by its weight, the gradients. `used` says by parameter whether any share has one."""
         for bucket, flat in zip(self.gradients.buckets, flats):
             bucket.flat.copy_(flat)
             bucket.attach()

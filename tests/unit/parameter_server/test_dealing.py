@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from regroup.data import SamplePlan
-from regroup.parallel.dealing import Answer, Deal, Desk, Roles, Terms, roles_of
-from regroup.parallel.ledger import CountedPlan, Entry, Ledger, key_of
+from regroup.parameter_server.dealing import Answer, Deal, Desk, Roles, Terms, roles_of
+from regroup.parameter_server.ledger import CountedPlan, Entry, Ledger, key_of
 
 PLAN = SamplePlan(0, 100, 24, 4)
 """Six microbatches in a block."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regroup.data import DataError, ExactSum, shares_of
-from regroup.data.tree import Counter, Node, finish, left_siblings, nodes_of
+from regroup.data.sum_tree import Counter, Node, finish, left_siblings, nodes_of
 
 
 class Alone:

@@ -1,9 +1,9 @@
-"""Which shares the versions of a parameter server have counted: a part of the state. Pure.
+"""The ledger says which shares the versions of a parameter server have counted. It is a part of the state. Pure.
 
-A *share* is one microbatch, numbered through all blocks: share n is microbatch n mod V of block n // V, where a block is one global
-batch. The ledger names those that no version has counted, and changes in the same mark as the parameters (rule LEDGER), on the
-server and on its standby. What is dealt to whom at the moment is `dealing`'s affair: it ends with the generation, and then every
-share that was dealt and not counted is dealt again (rule OWED). Why so: docs/design/adr/0031-parameter-server.md.
+A *share* is one microbatch. Shares are numbered through all blocks: share n is microbatch n mod V of block n // V, and a block is
+one global batch. The ledger names the shares that no version has counted. It changes in the same mark as the parameters
+(rule LEDGER), on the server and on its standby. `dealing` knows which shares are dealt to which rank. That ends with the
+generation, and a share that was dealt and not counted is dealt again (rule OWED).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from regroup.data.mix import MASK
 
 @dataclass(frozen=True)
 class Entry:
-    """What one version applied. It goes to the standby with the sum of the gradients."""
+    """The shares that one version applies. The entry goes to the standby with the sum of the gradients."""
 
     version: int
     following: int
@@ -24,14 +24,14 @@ class Entry:
     weight: float
     loss_sum: float
     pushes: tuple[tuple[int, tuple[int, ...]], ...]
-    """(version that the gradients were computed on, shares) of each push, in the order in which they were summed."""
+    """A pair for each push, in the order of the sum: the version that the gradients were computed on, and their shares."""
 
     @property
     def shares(self) -> tuple[int, ...]:
         return tuple(share for _, shares in self.pushes for share in shares)
 
     def to_numbers(self) -> list[int]:
-        """Return it as it is sent, without weight and loss."""
+        """Return the entry as it is sent, without weight and loss."""
         pushes = (number for base, shares in self.pushes for number in (base, len(shares), *shares))
         return [self.version, self.following, *pushes]
 
@@ -46,11 +46,11 @@ class Entry:
 
 
 NAME = "regroup.ledger"
-"""Of the ledger, as a part of the state."""
+"""Name of the ledger as a part of the state."""
 
 
 class Ledger:
-    """Of the version that this process holds, or has heard of. What is uncounted is a few shares for each worker at most."""
+    """The ledger of the version that this process holds, or has heard of. At most a few shares for each worker are uncounted."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -59,28 +59,28 @@ class Ledger:
         self.uncounted: set[int] = set()
         """Shares below `following` that no version has counted."""
         self.samples = 0
-        """Number of samples that were counted."""
+        """Number of samples that versions have counted."""
         self.digest = 0
-        """Sum of their hashes, modulo 2^64."""
+        """Sum of the hashes of these samples, modulo 2^64."""
 
     def count(self, entry: Entry, plan: SamplePlan) -> None:
-        """The next version counts these shares."""
+        """Count the shares of the next version. Raises KeyError for a share that is counted already."""
         if entry.version != self.version + 1:
             raise AssertionError(f"version {entry.version} does not follow version {self.version}")
         self.uncounted.update(range(self.following, entry.following))
         self.following = max(self.following, entry.following)
         for share in entry.shares:
-            self.uncounted.remove(share)  # a KeyError: it is counted already
+            self.uncounted.remove(share)
             self.digest = (self.digest + plan.hash_of(*key_of(share, plan))) & MASK
         self.samples += len(entry.shares) * plan.microbatch
         self.version = entry.version
 
     def heard(self, version: int, samples: int, digest: int) -> None:
-        """A process that holds no state hears how far the server is."""
+        """Note how far the server is. A process that holds no state calls it."""
         self.version, self.samples, self.digest = version, samples, digest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return it as a part of the state."""
+        """Return the ledger as a part of the state."""
         return {
             "version": self.version,
             "following": self.following,
@@ -97,25 +97,25 @@ class Ledger:
 
 @dataclass(frozen=True)
 class CountedPlan(SamplePlan):
-    """A plan whose steps are a parameter server's versions: how many samples they have used, and which, is in the ledger."""
+    """A plan whose steps are a parameter server's versions. Their samples are in the ledger."""
 
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     shares_per_version: int = 1
 
     @property
     def step_samples(self) -> int:
-        """See SamplePlan."""
+        """Number of samples in a version."""
         return self.shares_per_version * self.microbatch
 
     def samples(self, step: int) -> int:  # noqa: ARG002
-        """Return the number of samples of the newest version that is known here: what is asked for is that one's."""
+        """Return the number of samples up to the newest version that is known here. The caller asks for no other version."""
         return self.ledger.samples
 
     def digest(self, step: int, known: tuple[int, str] | None = None) -> str:  # noqa: ARG002
-        """Return the digest of the same samples. What is known came with the ledger."""
+        """Return the digest of the same samples. `known` is not needed: the ledger has the digest."""
         return f"{self.ledger.digest:016x}"
 
 
 def key_of(share: int, plan: SamplePlan) -> Key:
-    """Return which microbatch of which block a share is."""
+    """Return the block of a share and its microbatch there."""
     return Key(*divmod(share, plan.num_virtual))

@@ -1,31 +1,30 @@
-"""The links of a parameter server in one generation: two ranks each, with connections of their own.
+"""The links of a parameter server in one generation. A link has two ranks, with connections of their own.
 
-There is one between the server, rank 0, and every other rank, and a second one between server and standby, because a copy of a
-version may be on its way while the standby waits for an answer. As on the edges of a pipeline a tensor goes over it by a broadcast
-(docs/design/adr/0038-pipelines.md), so both ends must send and receive in one order. A header says how much follows it.
+The server, rank 0, has a link to every other rank. Server and standby have a second one, because a copy of a version may be on its
+way while the standby waits for an answer. A tensor goes over a link by a broadcast, as on the edges of a pipeline
+(docs/design/adr/0038-pipelines.md). So both ends must send and receive in one order. A header says how much follows it.
 
-`Link.wait` ends with the generation or when a connection ends. Whoever waits for several links looks at each (`Link.take`) and lets
-`Pauses.pause` find out whether anybody is gone.
+`Link.wait` ends with the generation or when a connection ends. A process that waits for several links asks each of them
+(`Link.take`), and `Pauses.pause` finds out whether a rank is lost.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from regroup.bits import float_bits, signed
 from regroup.errors import PeerLost
+from regroup.generation.broadcast import from_rank
+from regroup.generation.groups import FORGOTTEN_S, Groups, Part, Pending
+from regroup.generation.pauses import pause_s
 from regroup.protocol.local import Assignment
-
-from .broadcast import from_rank
-from .groups import FORGOTTEN_S, Groups, Part, Pending
-from .pauses import pause_s
 
 COPIES = "copies"
 """Name of the link on which versions go to the standby."""
 _LONGEST_S = 0.002
 _LOOK_S = 0.02
-"""Nobody is taken to be gone any sooner: most answers come by then."""
+"""Seconds without a message before the connections are looked at. Most answers come sooner."""
 
 
 def name_of(rank: int) -> str:
@@ -34,7 +33,7 @@ def name_of(rank: int) -> str:
 
 
 def parts(assignment: Assignment, standby: int | None) -> dict[str, tuple[int, ...]]:
-    """Return the two ranks of each link of this rank, by name. In one order on all ranks."""
+    """Return the two ranks of each link of this rank, by name. The names have one order on all ranks."""
     rank = assignment.rank
     others = range(1, assignment.world_size) if rank == 0 else (rank,)
     found: dict[str, tuple[int, ...]] = {name_of(other): (0, other) for other in others}
@@ -44,13 +43,13 @@ def parts(assignment: Assignment, standby: int | None) -> dict[str, tuple[int, .
 
 
 class Link:
-    """This process's end of a link. What one end sends comes at the other in the same order."""
+    """This process's end of a link. Tensors arrive in the order in which the other end sends them."""
 
     def __init__(self, groups: Groups, name: str) -> None:
         self._part: Part = groups.part(name)
         self._groups = groups
         self._sent: list[tuple[Pending, torch.Tensor]] = []
-        """On its way, and what it reads from."""
+        """Broadcasts on their way, each with the tensor that it reads."""
         self._coming: list[Pending] = []
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -61,7 +60,7 @@ class Link:
                 self._sent.append((self._part.launch("broadcast", [tensor], from_rank(self._part.rank)), tensor))
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Let what comes next be received into these. Does not wait."""
+        """Receive the next tensors into these. Does not wait."""
         self._coming += [
             self._part.launch("broadcast", [tensor], from_rank(1 - self._part.rank))
             for tensor in tensors
@@ -69,7 +68,7 @@ class Link:
         ]
 
     def take(self) -> bool:
-        """Return whether all that was expected has come. Does not wait. Raises what `Groups.failed` says."""
+        """Return whether all expected tensors have come. Does not wait. Raises what `Groups.failed` says."""
         self._groups.check()
         if not all(one.work.is_completed() for one in self._coming):
             return False
@@ -78,37 +77,34 @@ class Link:
         return True
 
     def wait(self) -> None:
-        """Wait until all that was expected has come. Raises what `Groups.failed` says."""
+        """Wait until all expected tensors have come. Raises what `Groups.failed` says."""
         coming, self._coming = self._coming, []
         self._part.wait(coming)
 
-    def flush(self) -> None:
-        """Wait until the other end has got everything. Raises what `Groups.failed` says."""
-        sent, self._sent = self._sent, []
-        self._part.wait([one for one, _ in sent])
-
 
 class Pauses:
-    """Short sleeps of a process that looks at several links in turn: longer ones the longer nothing comes."""
+    """Short sleeps of a process that asks several links in turn. They get longer while nothing comes."""
 
     def __init__(self, groups: Groups | None) -> None:
         self._groups = groups
         self._lost_since_s: float | None = None
         self._idle_since_s: float | None = None
-        """Since when nothing has come."""
+        """Monotonic time since which nothing has come."""
         self._began_s: float | None = None
-        """Since when this process has been waiting for others."""
+        """Monotonic time since which this process waits for other ranks."""
 
     def end(self) -> None:
-        """It waits no more."""
+        """End the wait, and add it to the time that the process has waited for other ranks."""
         self._idle_since_s = None
         if self._groups is not None and self._began_s is not None:
             self._groups.waited_s += time.monotonic() - self._began_s
             self._groups.waits_since_s = self._began_s = None
 
     def pause(self, *, idle: bool) -> None:
-        """Sleep, if nothing has come. Raises PeerLost where a connection has ended and its messages do not fail, as gloo may forget
-        them, and Aborted."""
+        """Sleep if nothing has come (`idle`).
+
+        Raises Aborted. Raises PeerLost if a connection ended FORGOTTEN_S ago and no message has failed: gloo may forget messages.
+        """
         if not idle:
             self.end()
             return
@@ -134,8 +130,3 @@ class Pauses:
 def numbers(*values: int | float) -> torch.Tensor:
     """Return a message's header: int64, floats as their bits."""
     return torch.tensor([float_bits(value) if isinstance(value, float) else signed(value) for value in values])
-
-
-def read(header: torch.Tensor) -> Iterator[int]:
-    """Return the numbers of a header, in turn."""
-    return iter(header.tolist())
