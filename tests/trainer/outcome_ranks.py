@@ -55,7 +55,7 @@ def main(rank: int, world_size: int, listener: socket.socket, what: str, said: i
     groups = Groups(part, "127.0.0.1", torch.device("cpu"), among)
     try:
         if what == "unformed":
-            groups_module.CONNECT = timedelta(seconds=2)
+            groups_module.CONNECT = timedelta(seconds=2)  # type: ignore[attr-defined]
             if rank == 1:
                 groups_module.open_gloo = _die  # type: ignore[assignment]
         groups.form(Arrival(None, 0, 0), listener.detach() if rank == 0 else None)
