@@ -37,6 +37,14 @@ GLOBAL_BATCH, MICROBATCH, STEPS = 8, 2, 3
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Torch imports its compiler with the first step of an optimizer. On a busy machine that takes longer than ranks have."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    torch.optim.SGD([parameter], lr=0.1).step()
+
+
 @pytest.fixture(autouse=True)
 def asynchronous(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (env.SOCKET, env.CHECKPOINT_DIR, env.MAX_WORLD_SIZE):

@@ -133,8 +133,8 @@ class refuse_collectives:
 class _Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compile under this mode as without it. Else torch would not compile a function that runs first in the first commit, such
-        as optimizer.step or a hook, for the rest of the process."""
+        """Compile under this mode as without it. Else torch would never compile a function
+        that runs first in the first commit, such as optimizer.step or a hook."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
