@@ -7,9 +7,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.core import Core, Identity
+from _regroup_agent.core import Core
 from _regroup_agent.faults import Faults, Kept
 from _regroup_agent.statefile import Saved
+from _regroup_agent.worker import Identity
 from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.endpoint.registry import Stream

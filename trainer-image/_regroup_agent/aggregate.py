@@ -81,7 +81,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Facts:
-    """State of the worker beside its processes: the other half of the input of `condition` and `seal`."""
+    """State of the worker beside its processes, which `condition` and `seal` need as well."""
 
     saved: Saved
     heard: int = 0
@@ -216,7 +216,7 @@ def _session_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int
         return Phase.STARTING, 0, None
     newest = max(p.inside for p in processes)
     if newest == 0:
-        # A worker with a restarted process has its fault behind it: all waiting is what `ready` means for it.
+        # A worker with a restarted process has reported its fault. It is ready once all its processes wait.
         restarted = any(p.left == 0 and p.floor >= entered > 0 for p in processes)
         broken = [p for p in processes if p.broken is not None]
         if broken and not restarted:

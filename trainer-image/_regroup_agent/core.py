@@ -25,8 +25,6 @@ from .worker import Identity, Worker
 CHANGED_DELAY_S = 0.01
 """Delay of the report of a changed condition. Mostly a report that says more follows at once, as `formed` follows forming."""
 
-__all__ = ["Core", "Identity"]
-
 
 class Core:
     """The decisions of one agent. Only `handle` changes the state; it is not re-entrant.

@@ -17,7 +17,7 @@ from .memory import OOM_KILLED, Memory, out_of_memory
 AFTER_STOP_S = 10.0
 """Time between `stop` and SIGTERM, in which a session closes."""
 AFTER_SUSPEND_S = 300.0
-"""The same after stop{Suspended}: the step in flight ends, and a checkpoint is written."""
+"""Time between stop{Suspended} and SIGTERM, in which the step in flight ends and a checkpoint is written."""
 AFTER_TERM_S = 5.0
 DRAIN_MARGIN_S = 5.0
 """A draining agent ends its processes this long before the grace is over, or after three fifths of a short grace."""

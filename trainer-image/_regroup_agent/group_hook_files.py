@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def group_hook() -> str:
-    """Return the source text of the hook."""
-    text = pkgutil.get_data(__package__, "group_hook.py")
+def source_of(name: str) -> str:
+    """Return the source text of a file of this package, which may be in a zipapp."""
+    text = pkgutil.get_data(__package__, name)
     assert text is not None
     return text.decode()
 
@@ -19,7 +19,7 @@ def write_group_hook(state_dir: str, log: Callable[[str], None]) -> str:
     directory = Path(state_dir) / "group-hook"
     try:
         directory.mkdir(exist_ok=True)
-        (directory / "sitecustomize.py").write_text(group_hook(), encoding="utf-8")
+        (directory / "sitecustomize.py").write_text(source_of("group_hook.py"), encoding="utf-8")
     except OSError as error:
         log(f"{directory} cannot be written ({error.strerror}); whether an exec'd script trains is not observed.")
         return ""

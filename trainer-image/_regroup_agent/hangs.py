@@ -8,6 +8,7 @@ decides which process hangs (regroup_operator.plan.failures.hangs).
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from regroup.protocol import local, wire
 from regroup.protocol.state import Busy
@@ -109,22 +110,12 @@ class Hangs:
         if self._answers is None or (self._open() and not given_up):
             return
         for rank in self._open():
-            incarnation = self._asked[rank]
-            self._answers[rank] = ProcessStack(
-                rank, incarnation, ProcessStack.SILENT, where="no answer", chain="no answer"
-            )
+            silent = ProcessStack.SILENT
+            self._answers[rank] = ProcessStack(rank, self._asked[rank], silent, where="no answer", chain="no answer")
         answers, self._answers = self._answers, None
         length = MAX_CHAINS // max(1, 2 * len(answers))
-        self._worker.send(
-            wire.Stacks(
-                tuple(
-                    ProcessStack(
-                        a.local_rank, a.incarnation, a.place, a.place_s, a.where[:length], a.chain[:length], a.pause
-                    )
-                    for _, a in sorted(answers.items())
-                )
-            )
-        )
+        bounded = (replace(a, where=a.where[:length], chain=a.chain[:length]) for _, a in sorted(answers.items()))
+        self._worker.send(wire.Stacks(tuple(bounded)))
 
 
 PLACES = {

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from regroup.protocol import env, wire
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun")
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b", re.MULTILINE)
 _SHELLS = ("sh", "bash", "dash")
@@ -41,10 +42,6 @@ class PythonCommand:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def interpreter(self) -> str:
-        return self.argv[0]
-
-    @property
     def script(self) -> Path | None:
         """Path of the script's file; None for a module."""
         return None if self.file is None else Path(self.directory or ".") / self.file
@@ -67,17 +64,11 @@ def check_command(command: Sequence[str]) -> None:
     if not command:
         raise LaunchError("No command: start the agent as `agent.pyz -- COMMAND ARGUMENT...`.")
     name = PurePath(command[0]).name
-    module = command[2] if len(command) > 2 and _PYTHON.match(name) and command[1] == "-m" else ""
-    named = (
-        name
-        if name in LAUNCHERS
-        else "torchrun"
-        if module in ("torch.distributed.run", "torch.distributed.launch")
-        else ""
-    )
-    if named:
+    is_module = len(command) > 2 and _PYTHON.match(name) is not None and command[1] == "-m"
+    launcher = "torchrun" if is_module and command[2] in TORCHRUN_MODULES else name
+    if launcher in LAUNCHERS:
         raise LaunchError(
-            f"The command starts with {named}, which starts and restarts processes itself. "
+            f"The command starts with {launcher}, which starts and restarts processes itself. "
             f"Give the script itself (python train.py ...): Regroup starts processesPerWorker of them."
         )
 

@@ -105,7 +105,6 @@ class LocalServer:
         self._expects, self._on_message, self._on_closed = expects, on_message, on_closed
         self._take_store, self.log = take_store, log
         self._by_rank: dict[int, Connection] = {}
-        self._connections: set[Connection] = set()
         Path(path).unlink(missing_ok=True)  # left by the agent before a container restart
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
@@ -150,7 +149,6 @@ class LocalServer:
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection that has closed."""
-        self._connections.discard(connection)
         if connection.attached and self._by_rank.get(connection.local_rank) is connection:
             del self._by_rank[connection.local_rank]
             self._on_closed(connection.local_rank, connection.incarnation)
@@ -189,4 +187,4 @@ class LocalServer:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         sock.setblocking(False)
-        self._connections.add(Connection(self, sock))
+        Connection(self, sock)  # the event loop keeps it

@@ -20,7 +20,7 @@ from regroup.protocol.wire import ProcessStack
 
 from . import events as ev
 from . import gpus, kernel_view
-from .core import Core, Identity
+from .core import Core
 from .group_hook_files import write_group_hook
 from .last_words import LastWords
 from .launch import (
@@ -42,6 +42,7 @@ from .script_settings import ScriptSettings, script_settings
 from .statefile import StateFile
 from .store_socket import StoreSocket
 from .trainers import Trainers
+from .worker import Identity
 from .zygote import Zygote
 
 MAX_SOCKET_PATH = 100
@@ -104,9 +105,9 @@ class Agent:
             cannot_run=cannot_run,
             snapshots=_snapshots(environ, identity.processes),
         )
-        self._zygote = (
-            Zygote(python, preload, base, log, self._imported, settings.values) if python and has_zygote else None
-        )
+        self._zygote: Zygote | None = None
+        if python and has_zygote:
+            self._zygote = Zygote(python, preload, base, log, lambda: self._later(ev.Preloaded()), settings.values)
         hook = write_group_hook(environ[env.STATE_DIR], log)
         self._memory = MemoryCgroup()
         self._trainers = Trainers(
@@ -115,7 +116,7 @@ class Agent:
             hook,
             lambda fd, data: (OUTPUT if fd == 2 else STDOUT).write(data),
             self._label if self._processes > 1 else None,
-            self._spawned,
+            lambda local_rank, incarnation: self._feed(ev.Spawned(local_rank, incarnation)),
             self._exited,
         )
         self._link = Link(
@@ -277,12 +278,6 @@ class Agent:
         rank = self._core.rank_of(local_rank)
         return f"[process {local_rank}] ".encode() if rank is None else f"[rank {rank}] ".encode()
 
-    def _imported(self) -> None:
-        self._later(ev.Preloaded())
-
-    def _spawned(self, local_rank: int, incarnation: int) -> None:
-        self._feed(ev.Spawned(local_rank, incarnation))
-
     def _exited(self, local_rank: int, incarnation: int, code: int, words: LastWords) -> None:
         memory = self._memory.newly_killed(time.monotonic()) if code != 0 else None
         if env.SNAPSHOT_DIR in self._environ:
@@ -292,8 +287,7 @@ class Agent:
 
     def _look_at_memory(self) -> None:
         """Read the counter of kills regularly, so that a kill without an exit does not explain a later exit."""
-        if self._memory.found:
-            self._memory.look(time.monotonic())
+        if self._memory.look(time.monotonic()) is not None:
             asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_at_memory)
 
     def _take_store(self, generation: int) -> socket.socket | None:

@@ -102,11 +102,6 @@ class MemoryCgroup:
         memory = self.read()
         self._kills = Kills(memory.kills if memory is not None else 0)
 
-    @property
-    def found(self) -> bool:
-        """True if the cgroup has a counter to read."""
-        return bool(self._files)
-
     def read(self) -> Memory | None:
         """Return the present memory, or None if the cgroup was not found."""
         if not self._files:

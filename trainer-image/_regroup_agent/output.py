@@ -82,4 +82,4 @@ class Output:
             except BlockingIOError:  # another process with the same descriptor has made it non-blocking
                 select.select([], [self._fd], [])
             except OSError:
-                return  # nobody will ever read it: training goes on
+                return  # the reader has gone; training goes on

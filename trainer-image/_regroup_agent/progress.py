@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from regroup.protocol import local, wire
 from regroup.protocol.state import Times
 
-Value = TypeVar("Value")
-
+KEPT = (
+    "checkpoint", "checkpoint_problem", "checkpoints_late", "snapshot_step", "snapshot_problem", "snapshots_late"
+)  # fmt: skip
+"""Fields of a report that stay as they were if a commit has None in them."""
 OTHERS_S = 10.0
 REPORTS_PER_S = 50.0
 MAX_FACTOR = 20.0
@@ -59,7 +61,12 @@ class Progress:
             return
         self.begin(message.generation)
         old = self.newest
-        if old is not None and message.reportable_step <= old.step and _says_the_same(message, old):
+        said: dict[str, Any] = {name: getattr(message, name) for name in KEPT}
+        kept: dict[str, Any] = {
+            name: getattr(old, name, None) if value is None else value for name, value in said.items()
+        }
+        has_news = any(getattr(old, name, None) != value for name, value in kept.items())
+        if old is not None and message.reportable_step <= old.step and not has_news:
             # The slowest process of the worker waits least for others; its times explain the step.
             if message.reportable_step == old.step and _waits(message.times) < _waits(old.times):
                 self.newest = replace(old, times=message.times)
@@ -77,16 +84,11 @@ class Progress:
             samples_per_second=message.samples_per_second,
             first_step_ms=message.first_step_ms or (unsaid.first_step_ms if unsaid else None),
             steps_redone=message.steps_redone or (unsaid.steps_redone if unsaid else 0),
-            checkpoint=message.checkpoint or (old.checkpoint if old else None),
-            checkpoint_problem=_first(message.checkpoint_problem, old.checkpoint_problem if old else None),
-            checkpoints_late=_first(message.checkpoints_late, old.checkpoints_late if old else None),
             step_s=message.step_s,
             longest_s=message.longest_s,
-            snapshot_step=_first(message.snapshot_step, old.snapshot_step if old else None),
-            snapshot_problem=_first(message.snapshot_problem, old.snapshot_problem if old else None),
-            snapshots_late=_first(message.snapshots_late, old.snapshots_late if old else None),
             times=message.times,
             noise_scale=message.noise_scale,
+            **kept,
         )
         if first or message.first_step_ms is not None:
             self.due_s = now_s
@@ -128,24 +130,8 @@ def is_news(at_s: float, lost_s: float) -> bool:
     return at_s + NEWS_S > lost_s
 
 
-def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:
-    """Return whether a commit brings nothing new about checkpoints and snapshots."""
-    return (
-        message.checkpoint in (None, old.checkpoint)
-        and message.checkpoint_problem in (None, old.checkpoint_problem)
-        and message.snapshot_step in (None, old.snapshot_step)
-        and message.snapshot_problem in (None, old.snapshot_problem)
-        and message.checkpoints_late in (None, old.checkpoints_late)
-        and message.snapshots_late in (None, old.snapshots_late)
-    )
-
-
 def _waits(times: Times | None) -> float:
     return math.inf if times is None else times.waits
-
-
-def _first(said: Value | None, before: Value | None) -> Value | None:
-    return before if said is None else said
 
 
 def interval_s(group_rank: int, world_size: int, factor: float = 1.0) -> float:

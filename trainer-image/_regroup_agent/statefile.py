@@ -91,9 +91,6 @@ class StateFile:
     def save(self, saved: Saved) -> None:
         """Replace the file atomically. A process that starts after the return reads it. Raises OSError."""
         aside = self.path.with_suffix(".new")
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            os.write(fd, json.dumps(asdict(saved) | {"boot": self._boot}).encode())
-        finally:
-            os.close(fd)
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(json.dumps(asdict(saved) | {"boot": self._boot}).encode())
         aside.replace(self.path)

@@ -206,7 +206,7 @@ class Trainers:
             _kill_group(pid, signum)
 
     async def _fork(self, env: Mapping[str, str], write_fds: Sequence[int]) -> int | None:
-        """Have the zygote fork a process, where there is one; return its pid."""
+        """Have the zygote fork a process and return its pid. None if there is no zygote, or if the process must be exec'd."""
         if self._zygote is None:
             return None
         self._num_asked += 1

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pkgutil
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .group_hook_files import group_hook
+from .group_hook_files import source_of
 from .launch import PythonCommand
 from .posix import die_with_parent
 
@@ -74,8 +73,6 @@ class Zygote:
 
     def start(self) -> None:
         """Start the zygote. Returns at once, while the import goes on in it."""
-        source = pkgutil.get_data(__package__, "zygote_child.py")
-        assert source is not None
         setup = {
             "command": list(self._python.argv),
             "file": self._python.file,
@@ -83,13 +80,13 @@ class Zygote:
             "args": list(self._python.args),
             "environ": dict(self._python.environ),
             "preload": self._preload,
-            "hook": group_hook(),
+            "hook": source_of("group_hook.py"),
             "settings": self._settings,
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        argv = [self._python.interpreter, "-u", "-c", source.decode(), str(theirs.fileno()), json.dumps(setup)]
+        argv = [self._python.argv[0], "-u", "-c", source_of("zygote_child.py"), str(theirs.fileno()), json.dumps(setup)]
         self._ready = asyncio.get_running_loop().create_future()
         try:
             self._process = subprocess.Popen(
@@ -103,7 +100,7 @@ class Zygote:
             )
         except OSError as error:
             ours.close()
-            self._give_up(f"{self._python.interpreter} cannot be started ({error.strerror or error})")
+            self._give_up(f"{self._python.argv[0]} cannot be started ({error.strerror or error})")
             return
         finally:
             theirs.close()

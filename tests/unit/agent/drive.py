@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.core import Core, Identity
+from _regroup_agent.core import Core
 from _regroup_agent.statefile import Saved
+from _regroup_agent.worker import Identity
 from regroup.protocol import local, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup.protocol.snapshot import SnapshotState

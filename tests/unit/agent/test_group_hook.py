@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from _regroup_agent.group_hook_files import group_hook, write_group_hook
+from _regroup_agent.group_hook_files import source_of, write_group_hook
 from _regroup_agent.launch import hooked_env
 
 C10D = """
@@ -108,7 +108,7 @@ def test_interpreter_that_looks_at_no_pythonpath_or_site_tells_nothing(machine: 
 
 def test_in_the_zygote_it_is_installed_before_torch_is_imported(machine: Machine) -> None:
     """The zygote executes the text, imports torch and forks; the child says that it is watched."""
-    hook = f"hook = {{'__name__': 'hook'}}\nexec({group_hook()!r}, hook)\n"
+    hook = f"hook = {{'__name__': 'hook'}}\nexec({source_of('group_hook.py')!r}, hook)\n"
     prefix = hook + "hook['install']()\nimport torch.distributed\nhook['say']('watched')\n"
     assert machine.run(CALL, prefix=prefix) == ("gloo Start it.\n", ["watched", "entered", "formed"])
 
