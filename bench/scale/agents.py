@@ -1,8 +1,8 @@
 """Thousands of agents in one event loop, speaking the real protocol over real TLS, for workers whose pods nobody runs.
 
-An `Agent` does what _regroup_agent does in tier Session, as seen from the operator: the order hello -> stream -> the rest, the same
+An `Agent` does what _regroup_agent does in tier Session, as seen from the operator: one stream that begins with hello, the same
 reports with the same messages (regroup.protocol), the same back-off and time limits (_regroup_agent.link), and a full TLS
-handshake. Its trainer processes are numbers: a step takes STEP_S. `Groups` is what trainers do
+handshake. Its trainer processes are numbers. `Groups` is what trainers do
 among themselves: a group forms when all of its members have arrived, and breaks for all when one of them is gone.
 """
 
@@ -13,22 +13,21 @@ import contextlib
 import random
 import ssl
 import time
-import urllib.parse
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from _regroup_agent import http, link, progress
+from _regroup_agent import core, http, link, progress
 from regroup.protocol import VERSION, codec, wire
+from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Condition, Phase, Seal, StatePair, Times
 
 ATTACH_S = 0.2
 """From the start of a process until it waits for a generation. Of a real one most is import time."""
-CHANGED_DELAY_S = 0.01
-"""As in _regroup_agent.core: a report that says more may follow at once."""
 STEP_S = 0.5
+"""Seconds of a step, if nothing else is said."""
 FIRST_STEP_S = 0.2
 BREAK_S = 0.1
 """Within this time after the loss of a member the collectives of all others have failed."""
@@ -45,6 +44,8 @@ class Group:
 
     number: int
     world_size: int
+    is_planned: bool
+    step_s: float
     members: dict[str, Agent] = field(default_factory=dict)
     arrived: int = 0
     is_formed: bool = False
@@ -60,7 +61,7 @@ class Group:
         """Return the newest step."""
         if not self.is_formed:
             return self.base_step
-        return self.base_step + max(0, int((now_s - self.trains_since_s) / STEP_S))
+        return self.base_step + max(0, int((now_s - self.trains_since_s) / self.step_s))
 
 
 @dataclass
@@ -80,8 +81,14 @@ class Counts:
 class Groups:
     """All groups of all jobs, and what is counted. `target()` returns (address, port) to call now, or None: nobody is there."""
 
-    def __init__(self, context: ssl.SSLContext, server_name: str, target: Callable[[], tuple[str, int] | None]) -> None:
-        self.context, self.server_name, self.target = context, server_name, target
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        server_name: str,
+        target: Callable[[], tuple[str, int] | None],
+        step_s: float = STEP_S,
+    ) -> None:
+        self.context, self.server_name, self.target, self.step_s = context, server_name, target, step_s
         self.counts = Counts()
         self.of_job: dict[str, dict[int, Group]] = {}
         """By job UID and generation; the last two generations of a job are kept."""
@@ -93,7 +100,7 @@ class Groups:
         group = groups.get(body.number)
         if group is None:
             before = groups[max(groups)] if groups else None
-            group = groups[body.number] = Group(body.number, body.world_size)
+            group = groups[body.number] = Group(body.number, body.world_size, body.kind == PLANNED, self.step_s)
             group.base_step = before.step(time.monotonic()) if before is not None else 0
             for number in sorted(groups)[:-3]:
                 del groups[number]
@@ -128,13 +135,11 @@ class Refused(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """Answers to requests, in their order, and then the lines of the stream."""
+    """The answer to the request for the stream, and then its lines."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._buffer, self._body = agent, b"", b""
         self.transport: Any = None
-        self.is_stream = False
-        """The next answer is the stream's."""
         self._is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -143,17 +148,17 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while not self._is_open:
+        if not self._is_open:
             head, mark, rest = self._buffer.partition(b"\r\n\r\n")
             if not mark:
                 return
             status, length = _parsed(head)
             if len(rest) < length:
                 return
-            self._buffer = rest[length:]
-            self._is_open = self.is_stream and status == 200
+            self._buffer, self._is_open = rest[length:], status == 200
             self._agent.answered(status, rest[:length])
-        self._read_chunks()
+        if self._is_open:
+            self._read_chunks()
 
     def _read_chunks(self) -> None:
         while True:
@@ -191,7 +196,7 @@ class Agent:
         self.job, self.job_uid, self.pod, self.pod_uid = job, job_uid, pod, pod_uid
         self.namespace, self.token, self._store_port = namespace, token, port
         self.boot = uuid.uuid4().hex
-        self._base = f"/v1/namespaces/{namespace}/pods/{pod}"
+        self._path = f"/v1/namespaces/{namespace}/pods/{pod}/stream"
         self._incarnation = 0
         self._phase, self._generation, self._cause = Phase.STARTING, 0, ""
         self._heard = self._entered = self._adopted = self._left = 0
@@ -201,8 +206,11 @@ class Agent:
         self._progress_factor = 1.0
         self._is_attached = self._first_said = False
         self._connection: _Connection | None = None
-        self._unanswered: deque[tuple[asyncio.Future[tuple[int, bytes]] | None, float, bool]] = deque()
-        """Who waits for the answer, since when, and whether it is to progress."""
+        self._unanswered: deque[float] = deque()
+        """Times of the reports on this stream that have no answer yet."""
+        self._num_answered = 0
+        self._opened: asyncio.Future[tuple[int, bytes]] | None = None
+        """Status and body of the answer to the hello."""
         self._broken: asyncio.Future[str] | None = None
         self.is_up = False
         self._task: asyncio.Task[None] | None = None
@@ -244,23 +252,17 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._broken = loop.create_future()
         self._connection = connection = await self._dial()
+        self._opened = loop.create_future()
         self._groups.counts.reports += 1
         hello = codec.line(self._report(wire.Hello(VERSION, 1)))
-        await self._ask(http.request("POST", self._groups.server_name, f"{self._base}/reports", self.token, hello))
-        connection.is_stream = True
-        query = urllib.parse.urlencode({"boot": self.boot, "protocol": VERSION})
-        target = f"{self._base}/stream?{query}"
-        await self._ask(http.request("POST", self._groups.server_name, target, self.token, is_stream=True))
+        asks = http.request("POST", self._groups.server_name, self._path, self.token)
+        connection.transport.write(asks + http.chunk(hello))
+        status, body = await asyncio.wait_for(self._opened, link.ANSWER_TIMEOUT_S)
+        if status != 200:
+            self._groups.counts.refusals[f"{status} {http.sentence(body)}"[:60]] += 1
+            raise Refused(str(status))
         self._went_up()
         raise Refused(await self._broken)
-
-    async def _ask(self, request: bytes) -> None:
-        """Send a request and return when it is answered with success. Raises Refused."""
-        assert self._connection is not None
-        answer = asyncio.get_running_loop().create_future()
-        self._unanswered.append((answer, time.monotonic(), False))
-        self._connection.transport.write(request)
-        self._check(*await asyncio.wait_for(answer, link.ANSWER_TIMEOUT_S))
 
     async def _dial(self) -> _Connection:
         groups = self._groups
@@ -273,11 +275,6 @@ class Agent:
         )
         _, protocol = await asyncio.wait_for(connecting, link.CONNECT_TIMEOUT_S + link.HANDSHAKE_TIMEOUT_S)
         return protocol
-
-    def _check(self, status: int, body: bytes) -> None:
-        if status not in (200, 204):
-            self._groups.counts.refusals[f"{status} {http.sentence(body)}"[:60]] += 1
-            raise Refused(str(status))
 
     def _went_up(self) -> None:
         counts = self._groups.counts
@@ -301,6 +298,7 @@ class Agent:
         self.is_up = False
         connection, self._connection = self._connection, None
         self._unanswered.clear()
+        self._num_answered = 0
         if connection is not None and connection.transport is not None:
             connection.transport.abort()
 
@@ -310,39 +308,39 @@ class Agent:
             self._give_up(f"closed: {error}")
 
     def _give_up(self, why: str) -> None:
-        for waiting, _, _ in self._unanswered:
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(EOFError(why))
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(EOFError(why))
         if self._broken is not None and not self._broken.done():
             self._broken.set_result(why)
 
     def overdue(self, now_s: float) -> None:
         """Give the connection up where a report is not answered for too long."""
-        if self.is_up and self._unanswered and now_s - self._unanswered[0][1] > link.ANSWER_TIMEOUT_S:
+        if self.is_up and self._unanswered and now_s - self._unanswered[0] > link.ANSWER_TIMEOUT_S:
             self._give_up("no answer")
 
     # --- reports ---------------------------------------------------------------------------------------------------
 
     def answered(self, status: int, body: bytes) -> None:
-        """The operator has answered a request."""
-        waiting, _, _ = self._unanswered.popleft() if self._unanswered else (None, 0.0, False)
-        if waiting is not None and not waiting.done():
-            waiting.set_result((status, body))
+        """The operator has answered the request for the stream."""
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result((status, body))
 
     def _answered(self, answer: wire.Answered) -> None:
-        """The operator has answered the oldest report."""
-        _, _, is_progress = self._unanswered.popleft() if self._unanswered else (None, 0.0, False)
+        """The operator has taken reports, or refuses one."""
+        while self._num_answered < answer.reports and self._unanswered:
+            self._num_answered += 1
+            self._unanswered.popleft()
         if answer.status != 204:
             self._groups.counts.refusals[f"{answer.status} {answer.error}"[:60]] += 1
             self._give_up(str(answer.status))
-        elif is_progress:
+        else:
             self._progress_factor = answer.progress_factor
 
     def _post(self, body: Any) -> None:
         if self._connection is None or not self.is_up:
             return
         self._groups.counts.reports += 1
-        self._unanswered.append((None, time.monotonic(), isinstance(body, wire.Progress)))
+        self._unanswered.append(time.monotonic())
         self._connection.transport.write(http.chunk(codec.line(self._report(body))))
 
     def _report(self, body: Any) -> wire.Report:
@@ -367,7 +365,7 @@ class Agent:
         return wire.Report(self.job_uid, self.pod_uid, self.boot, condition, seal, self._store_port, body)
 
     def _adopted_body(self, group: Group) -> wire.Adopted:
-        return wire.Adopted(group.base_step, "self", self._state, 1.0)
+        return wire.Adopted(group.base_step, "self", self._state, 5.0, 1.0)
 
     def _progress_body(self, group: Group, first_step_ms: float | None = None) -> wire.Progress:
         step = group.step(time.monotonic())
@@ -377,10 +375,10 @@ class Agent:
             samples=step * 256,
             digest="0123456789abcdef",
             total_steps=1_000_000,
-            samples_per_second=256 / STEP_S,
+            samples_per_second=256 / group.step_s,
             first_step_ms=first_step_ms,
-            step_s=STEP_S,
-            longest_s=STEP_S,
+            step_s=group.step_s,
+            longest_s=group.step_s,
             times=TIMES if step > 1 else None,
         )
 
@@ -437,11 +435,13 @@ class Agent:
     def _enter(self, group: Group) -> None:
         if self.ended or group.number != self._heard:
             return
+        joins = self.group is None
         self._leave()
         self.group, self._cause = group, ""
         self._entered = self._generation = group.number
         self._phase = Phase.ARRIVED
-        asyncio.get_running_loop().call_later(CHANGED_DELAY_S, self._say_arrived, group)
+        wait_s = core.CHANGED_DELAY_S if group.is_planned and joins else core.FORMING_DELAY_S
+        asyncio.get_running_loop().call_later(wait_s, self._say_arrived, group)
         self._groups.arrived(group)
 
     def _say_arrived(self, group: Group) -> None:
@@ -452,8 +452,6 @@ class Agent:
         """All members have arrived."""
         if self.group is not group or self.ended:
             return
-        self._phase = Phase.ADOPTING
-        self._post(wire.Formed(5.0))
         if self._state is None:
             self._state = StatePair(group.number, 0)
         self._adopted, self._phase = group.number, Phase.TRAINING
@@ -468,7 +466,7 @@ class Agent:
             return
         self._post(self._progress_body(group, None if self._first_said else FIRST_STEP_S * 1000))
         self._first_said = True
-        wait_s = progress.interval_s(self.rank, group.world_size, self._progress_factor)
+        wait_s = max(group.step_s, progress.interval_s(self.rank, group.world_size, self._progress_factor))
         self._progress = asyncio.get_running_loop().call_later(wait_s, self._say_progress, group)
 
     def _attached(self) -> None:
@@ -494,7 +492,7 @@ class Agent:
         self._phase, self._generation = Phase.BROKEN, group.number
         self._cause = f"The connection to rank {lost_rank} has ended."
         fault = wire.Fault(cause="collective", message=self._cause, step=step, local_rank=0, peer_rank=lost_rank)
-        self._post(fault)
+        self._post(replace(fault, generation=group.number, incarnation=self._incarnation))
 
 
 async def watch_answers(agents: Callable[[], list[Agent]]) -> None:

@@ -22,7 +22,7 @@ _PER_HOP = {"connection", "content-encoding", "content-length", "host", "keep-al
 
 
 class _Body(aiohttp.payload.AsyncIterablePayload):
-    """The body of a stream. What comes before it is sent at once: an agent waits for the answer before it reports anything."""
+    """The body of a stream. What comes before it is sent at once: an agent sends its hello with it, and waits for the answer."""
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         writer.send_headers()

@@ -185,12 +185,12 @@ class Caller:
         uid, job_uid = metadata["uid"], metadata["ownerReferences"][0]["uid"]
         report = wire.Report(job_uid, uid, "boot", condition, None, 0, wire.Hello(VERSION, 1))
         connection = http.client.HTTPSConnection("127.0.0.1", self._operator.agents, context=self._context, timeout=30)
-        path = f"/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/reports"
+        path = f"/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/stream"
         connection.request("POST", path, codec.line(report), {"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
-        return answer.status, json.loads(text).get("error", "") if text else ""
+        return answer.status, json.loads(text)["error"] if answer.status != 200 else ""
 
 
 def test_stolen_token_opens_nothing_and_only_one_of_an_unknown_key_is_reviewed(

@@ -170,7 +170,8 @@ def test_job_that_is_resumed_after_its_deadline_has_its_whole_time_again(
 
 
 def test_started_job_that_breaks_a_newer_rule_keeps_its_workers(api: Api, namespace: str, leader: Replica) -> None:
-    """The operator refuses it; then the test says that an older operator had started it. Its pods are replaced as ever."""
+    """The operator refuses it; then the test says that an operator without that rule had started it. Its pods are replaced as
+    ever."""
     mounts = {"volumeMounts": [{"name": "x", "mountPath": "/regroup/x"}]}
     container = {"name": "trainer", "image": "example/trainer:1", "command": ["python", "train.py"], **mounts}
     volumes = [{"name": "x", "emptyDir": {}}]
@@ -178,7 +179,7 @@ def test_started_job_that_breaks_a_newer_rule_keeps_its_workers(api: Api, namesp
     refused = until(lambda: condition(api, namespace, "Accepted"), "a verdict")
     assert (refused["status"], pod_names(api, namespace)) == ("False", [])
     job = api.get("dtj", "digits", f"--namespace={namespace}")
-    job["status"] |= {"startTime": "2026-01-01T00:00:00Z"}
+    job["status"] |= {"startTime": "2026-01-01T00:00:00Z", "acceptedSpec": {"replicas": job["spec"]["replicas"]}}
     api.done("replace", "--subresource=status", "--filename=-", document=job)
     until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
     accepted = condition(api, namespace, "Accepted")

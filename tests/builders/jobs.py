@@ -261,6 +261,7 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
         _once("spec.workersPerGroup cannot change"),
     ),
     "checkpoint": (ELASTIC, with_spec(checkpoint={"volumeClaim": "ckpt"}), _once("spec.checkpoint cannot change")),
+    "names of pods": (ELASTIC, with_spec(network={"podNames": False}), _once("spec.network.podNames cannot change")),
     "memory snapshot": (
         with_spec(memorySnapshot={"sizeLimit": "1Gi"}),
         lambda job: job["spec"]["memorySnapshot"].update(sizeLimit="2Gi"),

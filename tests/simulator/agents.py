@@ -94,10 +94,11 @@ class Agent:
         if not self.may_connect or operator is None:
             return
         self.operator, self.muted = operator, False
-        self._post(self.core.report(wire.Hello(VERSION, self.world.processes), self.world.now_s))
-        for kept, fault in self.faults.again(self.world.now_s, anew=True):
+        faults = self.faults.again(self.world.now_s, anew=True)
+        self._post(self.core.report(wire.Hello(VERSION, self.world.processes, len(faults)), self.world.now_s))
+        for kept, fault in faults:
             self._post(self.core.report(fault, self.world.now_s), kept)
-        self.stream = operator.registry.open(self.world.pods.by_uid[self.uid], self.boot)
+        self.stream = operator.registry.open(self.world.pods.by_uid[self.uid])
         self.handle(ev.Connected())
 
     def disconnect(self) -> None:

@@ -21,7 +21,7 @@ SHORT_STEPS = 200
 GROUPS_CHANCE = 0.1
 """So many of the jobs have workers in groups of two."""
 OBSERVES_CHANCE = 0.75
-"""In so many of the jobs agents observe each other; in the others they are of an earlier release."""
+"""In so many of the jobs agents observe each other; in the others the operator alone hears of them."""
 RULES_CHANCE = 0.1
 """So many of the jobs ignore every failure by a rule of spec.recovery.onExit."""
 EARLY_CHANCE = 0.06

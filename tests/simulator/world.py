@@ -75,9 +75,9 @@ class World:
         resumes: str = "",
         start: bool = True,
     ) -> None:
-        """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factors`: as in
-        wire.Accepted, of one operator after the other, which serve many other jobs. `end_s`: how long at most a script takes from
-        its last step to its end. `resumes`: `policies.Policy.resumes`."""
+        """`observes`: agents observe each other from other nodes, else the operator alone hears of them. `progress_factors`: as
+        in wire.Answered, of one operator after the other, which serve many other jobs. `end_s`: how long at most a script takes
+        from its last step to its end. `resumes`: `policies.Policy.resumes`."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps

@@ -19,15 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from harness.polling import until
-from regroup.protocol import codec, env, wire
+from regroup.protocol import VERSION, codec, env, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup_operator.endpoint.certificates import Authority, server_context
 
-EARLIER = [b"", codec.line(wire.Greeted(counts_once=True))]
-"""How operators of earlier releases answer hello."""
 JOB_UID, POD_UID, POD = "job-uid", "pod-uid", "digits-worker-0-0"
 RAW_TRAINER = Path(__file__).with_name("raw_trainer.py")
 
@@ -43,7 +41,7 @@ class Heard:
 
 
 class OperatorEdge:
-    """Takes reports, streams commands. `refuse` answers every request with a status and sentence while it is set.
+    """Takes reports, streams commands. `refuse` answers every stream and report with a status and sentence while it is set.
 
     While `frozen` is set it answers nothing, but its kernel takes what is sent.
     """
@@ -56,23 +54,15 @@ class OperatorEdge:
         self._context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
         self.heard: list[Heard] = []
         self.tokens: list[str] = []
-        self.peers: set[tuple[str, int]] = set()
-        """Connections that reports came on."""
+        """Of each stream that was asked for."""
         self.refuse: tuple[int, str] | None = None
         self.frozen = False
         self.holds_streams = False
         """Whoever asks for a stream waits while this is set."""
-        self.accepted: bytes = b""
-        """What reports on a connection of their own are answered with; empty: with nothing."""
-        self.answer = wire.Answered(204)
-        """What reports on the stream are answered with."""
+        self.progress_factor = 1.0
         self.opened: list[float] = []
         """When each stream was."""
-        self.greeting = codec.line(wire.Greeted(counts_once=True, one_connection=True))
-        """The answer to hello; EARLIER: as by operators of earlier releases."""
         self.newest = 0
-        self.keepalive_s = 75.0
-        """How long an idle connection is kept; counts from the next `up`."""
         self.port = 0
         self._news = threading.Condition()
         self._streams: list[asyncio.Queue[bytes | None]] = []
@@ -140,10 +130,8 @@ class OperatorEdge:
 
     async def _serve(self) -> None:
         app = web.Application()
-        app.router.add_post(f"/v1/namespaces/ns/pods/{POD}/reports", self._reports)
         app.router.add_post(f"/v1/namespaces/ns/pods/{POD}/stream", self._stream)
-        app.router.add_get(f"/v1/namespaces/ns/pods/{POD}/commands", self._commands)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=self.keepalive_s)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._context, reuse_address=True)
         await site.start()
@@ -168,81 +156,58 @@ class OperatorEdge:
         while self.frozen:
             await asyncio.sleep(0.005)
 
-    def _refusal(self) -> web.Response | None:
-        if self.refuse is None:
-            return None
-        return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
-
-    async def _reports(self, request: web.Request) -> web.Response:
-        await self._thawed()
-        self.tokens.append(request.headers["Authorization"])
-        if request.transport is None:  # given up meanwhile
-            raise web.HTTPRequestTimeout
-        self.peers.add(request.transport.get_extra_info("peername"))
-        text = await request.read()
-        refusal = self._refusal()
-        if refusal is not None:
-            return refusal
-        report = wire.Report.decode(text)
-        if isinstance(report.body, wire.Hello) and self.greeting:
-            with self._news:
-                self.heard.append(Heard(time.monotonic(), report))
-                self._news.notify_all()
-            return web.Response(body=self.greeting)
+    def _hear(self, line: bytes) -> wire.Report:
+        report = wire.Report.decode(line)
         with self._news:
             self.heard.append(Heard(time.monotonic(), report))
             self._news.notify_all()
-        return web.Response(body=self.accepted) if self.accepted else web.Response(status=204)
+        return report
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Reports, too."""
-        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-        async def read() -> None:
-            while line := await request.content.readline():
-                await self._thawed()
-                if self.refuse is not None:
-                    lines.put_nowait(wire.Answered(*self.refuse).line())
-                    continue
-                with self._news:
-                    self.heard.append(Heard(time.monotonic(), wire.Report.decode(line)))
-                    self._news.notify_all()
-                lines.put_nowait(self.answer.line())
-
-        reading = asyncio.ensure_future(read())
-        try:
-            return await self._commands(request, lines)
-        finally:
-            reading.cancel()
-
-    async def _commands(
-        self, request: web.Request, stream: asyncio.Queue[bytes | None] | None = None
-    ) -> web.StreamResponse:
         await self._thawed()
+        self.tokens.append(request.headers["Authorization"])
+        line = await request.content.readline()
+        if self.refuse is not None:
+            return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
+        hello = self._hear(line).body
+        assert isinstance(hello, wire.Hello)
+        assert hello.protocol == VERSION
+        for _ in range(hello.faults):
+            self._hear(await request.content.readline())
         while self.holds_streams:
             await asyncio.sleep(0.005)
-        refusal = self._refusal()
-        if refusal is not None:
-            return refusal
-        assert request.query["protocol"] == "1"
-        assert request.query["boot"] == self.heard[-1].report.boot
-        response = web.StreamResponse()
+        response, lines = web.StreamResponse(), asyncio.Queue[bytes | None]()
         await response.prepare(request)
-        stream = stream or asyncio.Queue()
         with self._news:
-            self._streams.append(stream)
+            self._streams.append(lines)
             self.opened.append(time.monotonic())
             self._open += 1
             self._news.notify_all()
+        reading = asyncio.ensure_future(self._read(request.content, lines, hello.faults))
         try:
-            while (line := await stream.get()) is not None:
-                await response.write(line)
+            while (answer := await lines.get()) is not None:
+                await response.write(answer)
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
+            reading.cancel()
             with self._news:
                 self._open -= 1
         return response
+
+    async def _read(self, content: StreamReader, lines: asyncio.Queue[bytes | None], number: int) -> None:
+        """Take the reports of a stream, and answer each."""
+        if number:
+            lines.put_nowait(wire.Answered(number).line())
+        while line := await content.readline():
+            await self._thawed()
+            number += 1
+            if self.refuse is not None:
+                lines.put_nowait(wire.Answered(number, *self.refuse).line())
+                continue
+            self._hear(line)
+            lines.put_nowait(wire.Answered(number, progress_factor=self.progress_factor).line())
+        lines.put_nowait(None)
 
 
 class Worker:

@@ -16,7 +16,7 @@ from _regroup_agent.link import Endpoint, Link
 from harness.polling import until_async
 from regroup.protocol import wire
 from regroup.protocol.state import Condition, Phase
-from tests.trainer.agent_edge import EARLIER, JOB_UID, POD, POD_UID, OperatorEdge
+from tests.trainer.agent_edge import JOB_UID, POD, POD_UID, OperatorEdge
 
 
 def report(body: Any) -> wire.Report:
@@ -27,7 +27,7 @@ def link_to(
     operator: OperatorEdge,
     events: list[str],
     said: list[str],
-    on_accepted: Callable[[wire.Accepted], None] = lambda _: None,
+    on_pace: Callable[[float], None] = lambda _: None,
 ) -> Link:
     url = f"https://127.0.0.1:{operator.port}"
     endpoint = Endpoint(url, str(operator.ca_file), str(operator.token_file), "ns", POD, "boot")
@@ -37,42 +37,77 @@ def link_to(
         on_up=lambda: events.append("up"),
         on_down=lambda: events.append("down"),
         on_command=lambda _: None,
-        on_accepted=on_accepted,
+        on_pace=on_pace,
         processes=1,
         log=said.append,
     )
 
 
-@pytest.fixture(params=[None, *EARLIER], ids=["this release", "first release", "two connections"])
-def any_release(request: pytest.FixtureRequest, operator: OperatorEdge) -> OperatorEdge:
-    """An operator of this release or of an earlier one."""
-    if request.param is not None:
-        operator.greeting = request.param
-    return operator
-
-
-def test_answer_on_the_stream_says_how_often_progress_is_wanted(operator: OperatorEdge) -> None:
-    events, said, accepted = list[str](), list[str](), list[wire.Accepted]()
-    one = link_to(operator, events, said, accepted.append)
+def test_answer_says_how_often_progress_is_wanted(operator: OperatorEdge) -> None:
+    events, said, factors = list[str](), list[str](), list[float]()
+    one = link_to(operator, events, said, factors.append)
 
     async def scene() -> None:
         running = asyncio.ensure_future(one.run())
         await until_async(lambda: events == ["up"], "the connection")
-        operator.answer = wire.Answered(204, "", 4.2)
-        one.send(report(wire.Changed()))
+        operator.progress_factor = 4.2
         one.send(report(wire.Progress(7)))
-        await until_async(lambda: accepted, "the answer")
+        await until_async(lambda: factors, "the answer")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(scene())
-    assert accepted == [wire.Accepted(4.2)]
-    assert len(operator.peers) == 1
-    assert len(operator.tokens) == 1, "of hello: what follows is on the stream"
+    assert factors == [4.2]
+    assert len(operator.tokens) == 1, "one request for everything"
 
 
-def test_fault_while_the_stream_opens_is_reported_once_it_is_open(any_release: OperatorEdge) -> None:
-    operator = any_release
+def test_one_answer_is_for_all_reports_before_it(operator: OperatorEdge) -> None:
+    """A fault among them that is no exit is not reported again, and one that is refused neither."""
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection")
+        operator.frozen = True
+        for body in (wire.Changed(), wire.Fault("collective"), wire.Changed(), wire.Fault("witness")):
+            one.send(report(body))
+        operator.send_raw(wire.Answered(4, 400, "No.").line())
+        await until_async(lambda: not one._unanswered, "the answer")
+        operator.frozen = False
+        await asyncio.to_thread(operator.down)
+        await until_async(lambda: events[-1] == "down", "the operator is gone")
+        before = len(operator.heard)
+        await asyncio.to_thread(operator.up)
+        await until_async(lambda: events == ["up", "down", "up"], "the next connection")
+        one.send(report(wire.Progress(7)))
+        await until_async(lambda: isinstance(operator.heard[-1].body, wire.Progress), "the next report")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert [type(heard.body).__name__ for heard in operator.heard[before:]] == ["Hello", "Progress"]
+
+    asyncio.run(scene())
+    assert "The operator answered 400: No." in said
+
+
+def test_flushed_link_has_its_reports_taken_and_ends(operator: OperatorEdge) -> None:
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection")
+        one.send(report(wire.Progress(7)))
+        await one.flush(5.0)
+        assert isinstance(operator.heard[-1].body, wire.Progress)
+        await asyncio.wait_for(running, 5.0)
+
+    asyncio.run(scene())
+    assert events == ["up", "down"]
+    assert said == [f"Connected to the operator at https://127.0.0.1:{operator.port}."], "an end that was wanted"
+
+
+def test_fault_while_the_stream_opens_is_reported_once_it_is_open(operator: OperatorEdge) -> None:
     operator.holds_streams = True
     events, said = list[str](), list[str]()
     one = link_to(operator, events, said)
@@ -100,7 +135,7 @@ def test_answer_that_cannot_be_read_ends_the_session(operator: OperatorEdge) -> 
     async def scene() -> None:
         running = asyncio.ensure_future(one.run())
         await until_async(lambda: events == ["up"], "the connection")
-        operator.send_raw(b'{"answered":{"status":"x"}}\n')
+        operator.send_raw(b'{"answered":{"reports":1,"status":"x"}}\n')
         await until_async(lambda: events == ["up", "down", "up"], "another one")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -142,39 +177,6 @@ def test_report_that_is_refused_on_the_stream(operator: OperatorEdge, status: in
     bodies = [type(heard.body).__name__ for heard in operator.heard]
     again = ["Hello", "Progress"]
     assert bodies == ([*again, *again] if stays else ["Hello", "Hello", "Fault", "Progress"])
-
-
-@pytest.mark.parametrize(
-    ("body", "factor", "sentence"),
-    [
-        pytest.param(b"", 1.0, "", id="nothing, as by an operator of an earlier release"),
-        pytest.param(b'{"progressFactor": 4.2, "more": 1}', 4.2, "", id="and fields of a later one"),
-        pytest.param(b"{}", 1.0, "The operator sent an invalid answer: ", id="something else"),
-    ],
-)
-def test_answer_to_progress_says_how_often_it_is_wanted(
-    operator: OperatorEdge, body: bytes, factor: float, sentence: str
-) -> None:
-    """To one of an earlier release."""
-    operator.greeting = EARLIER[-1]
-    events, said, accepted = list[str](), list[str](), list[wire.Accepted]()
-    one = link_to(operator, events, said, accepted.append)
-
-    async def scene() -> None:
-        running = asyncio.ensure_future(one.run())
-        await until_async(lambda: events == ["up"], "the connection")
-        operator.accepted = body
-        one.send(report(wire.Changed()))
-        one.send(report(wire.Progress(7)))
-        await until_async(lambda: accepted, "the answer")
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(scene())
-    assert accepted == [wire.Accepted(factor)], "other reports are answered with nothing of the kind"
-    assert [line for line in said if "invalid" in line and line.startswith(sentence)] == said[1:]
-    assert bool(said[1:]) == bool(sentence)
-    assert events == ["up", "down"], "the connection stays until it is ended"
 
 
 @pytest.fixture
@@ -220,9 +222,8 @@ def test_address_of_an_operator_that_is_gone_holds_nobody_up(
 
 
 def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connection(
-    any_release: OperatorEdge, monkeypatch: pytest.MonkeyPatch
+    operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator = any_release
     monkeypatch.setattr(link, "ANSWER_TIMEOUT_S", 0.5)
     events: list[str] = []
     said: list[str] = []
@@ -250,12 +251,10 @@ def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connec
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize("greeting", [None, EARLIER[-1]], ids=["this release", "two connections"])
 def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anything_is_heard_from_it(
-    operator: OperatorEdge, greeting: bytes | None
+    operator: OperatorEdge,
 ) -> None:
     """It may have died before it had written what it had heard. The next one decides with its first plan."""
-    operator.greeting = greeting or operator.greeting
     events, said = list[str](), list[str]()
     one = link_to(operator, events, said)
     exited = wire.Fault("exit", exit_code=-9, ended=1, generation=1, incarnation=1)
@@ -266,7 +265,7 @@ def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anythi
         one.send(report(exited))
         one.send(report(wire.Fault("collective", generation=1, incarnation=1)))
         await until_async(lambda: len(operator.heard) == 3, "both are heard")
-        await one.flush(5.0)
+        await until_async(lambda: not one._unanswered, "both are answered")
         for number in (2, 3):
             await asyncio.to_thread(operator.down)
             await until_async(lambda: events[-1] == "down", "the operator is gone")
@@ -282,31 +281,6 @@ def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anythi
     assert [(fault.cause, fault.ended, fault.generation) for fault in again] == [("exit", 1, 1)] * 2
     assert 0 < again[0].observed_ms < again[1].observed_ms
     assert operator.heard[4].at_s < operator.opened[1], "the stream was opened first"
-
-
-def test_operator_that_does_not_know_which_exits_were_counted_is_told_none_again(operator: OperatorEdge) -> None:
-    """One of an earlier release, after `helm rollback`: it would count all of them again."""
-    operator.greeting = EARLIER[0]
-    events, said = list[str](), list[str]()
-    one = link_to(operator, events, said)
-
-    async def scene() -> None:
-        running = asyncio.ensure_future(one.run())
-        await until_async(lambda: events == ["up"], "the first connection")
-        one.send(report(wire.Fault("exit", exit_code=-9, ended=1)))
-        await until_async(lambda: len(operator.heard) == 2, "it is heard")
-        await one.flush(5.0)
-        await asyncio.to_thread(operator.down)
-        await until_async(lambda: events[-1] == "down", "the operator is gone")
-        await asyncio.to_thread(operator.up)
-        await until_async(lambda: events.count("up") == 2, "the next connection")
-        one.send(report(wire.Changed()))
-        await until_async(lambda: isinstance(operator.heard[-1].body, wire.Changed), "what follows is heard")
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(scene())
-    assert [type(heard.body).__name__ for heard in operator.heard] == ["Hello", "Fault", "Hello", "Changed"]
 
 
 def test_address_of_a_family_that_the_machine_does_not_have_is_left_out(

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from regroup.protocol import local, wire
+from regroup.protocol.document import PLANNED
 from regroup.protocol.snapshot import SnapshotState
+from regroup.protocol.state import Phase
 
-from . import ending, progress
+from . import ending
 from . import events as ev
 from .aggregate import SESSION
 from .hangs import Hangs
@@ -23,7 +25,10 @@ from .statefile import UNKNOWN, Saved
 from .worker import Identity, Worker
 
 CHANGED_DELAY_S = 0.01
-"""Delay of the report of a changed condition. Mostly a report that says more follows at once, as `formed` follows forming."""
+"""Seconds for which a changed condition waits for a report that says more."""
+FORMING_DELAY_S = 0.5
+"""The same of a worker on its way into a generation: it mostly reports `adopted` sooner, which says all of it. Nobody waits for
+less, except for the arrival of those that join a planned generation (rule JOIN)."""
 
 
 class Core:
@@ -50,7 +55,9 @@ class Core:
             self._worker.session, self._worker.tier = True, SESSION
         self._session, self._script = Session(self._worker), Script(self._worker)
         self._hangs = Hangs(self._worker)
+        self._changed_s: float | None = None
         self._changed_due_s: float | None = None
+        """Time at which the condition began to differ from the last report, and time at which it is reported."""
 
     # --- what the edge asks ----------------------------------------------------------------------------------------
 
@@ -66,9 +73,10 @@ class Core:
         worker.keep_seal()
         # Hello carries the whole condition. A later change is compared with it once the stream is open.
         if not worker.connected or worker.key() == worker.said:
-            self._changed_due_s = None
-        elif self._changed_due_s is None:
-            self._changed_due_s = now_s + CHANGED_DELAY_S
+            self._changed_s = self._changed_due_s = None
+        else:
+            self._changed_s = now_s if self._changed_s is None else self._changed_s
+            self._changed_due_s = self._changed_s + self._changed_delay_s()
         effects, worker.effects = worker.effects, []
         return effects
 
@@ -117,6 +125,16 @@ class Core:
             and newest.store_port == self._worker.store_port
         )
 
+    def _changed_delay_s(self) -> float:
+        """Return how long the changed condition may wait for a report that says more."""
+        worker, newest = self._worker, self._worker.generation
+        condition, _, unheard = worker.key()
+        is_on_its_way = condition.phase in (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING)
+        if not is_on_its_way or worker.said is None or unheard != worker.said[2]:
+            return CHANGED_DELAY_S
+        is_waited_for = newest is not None and newest.kind == PLANNED and worker.joins
+        return CHANGED_DELAY_S if is_waited_for and condition.phase == Phase.ARRIVED else FORMING_DELAY_S
+
     # --- events ----------------------------------------------------------------------------------------------------
 
     def _dispatch(self, event: ev.Event, now_s: float) -> None:
@@ -135,8 +153,10 @@ class Core:
             self._resay(now_s)
             if worker.cannot_run:
                 # Reported as the exit of a process, so that the operator has one case to handle.
-                why = worker.cannot_run
-                worker.send(wire.Fault("exit", why, local_rank=0, exit_code=2, reason=wire.CANNOT_RUN, detail=why))
+                why, number = worker.cannot_run, worker.saved.incarnation + 1
+                worker.send(
+                    wire.Fault("exit", why, local_rank=0, exit_code=2, reason=wire.CANNOT_RUN, detail=why, ended=number)
+                )
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
@@ -210,7 +230,7 @@ class Core:
             if due:
                 worker.start(due, None, now_s)
         if self._changed_due_s is not None and now_s >= self._changed_due_s:
-            self._changed_due_s = None
+            self._changed_s = self._changed_due_s = None
             if worker.key() != worker.said:
                 worker.send(wire.Changed())
 
@@ -301,6 +321,7 @@ class Core:
     def _heard(self, body: wire.Generation, now_s: float) -> None:
         worker = self._worker
         worker.heard, worker.generation, worker.document = body.number, body, None
+        worker.joins = not any(process.inside for process in worker.processes)
         if body.observes != worker.observes:
             worker.observes = body.observes
             worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)
@@ -405,9 +426,6 @@ class Core:
         """Send the reports again that the condition does not contain, for the generation that it names (rule RESAY)."""
         worker = self._worker
         generation = worker.condition_and_seal()[0].generation
-        formed, is_news = worker.formed_body, progress.is_news(worker.formed_s, worker.lost_s)
-        if formed is not None and formed[0] == generation and is_news:
-            worker.send(formed[1])
         if worker.adopted_body is not None and worker.adopted_body[0] == generation:
             worker.send(worker.adopted_body[1])
         if worker.progress.newest is not None and worker.progress.generation == generation:

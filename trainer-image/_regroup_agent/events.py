@@ -36,7 +36,7 @@ class Commanded:
 
 @dataclass(frozen=True)
 class Paced:
-    """The operator has answered a report of progress with the factor by which reports must become rarer (wire.Accepted)."""
+    """The operator has answered a report of progress with the factor by which reports must become rarer (wire.Answered)."""
 
     progress_factor: float
 

@@ -25,25 +25,21 @@ class Answer:
         return "chunked" in self.headers.get("transfer-encoding", "").lower()
 
 
-def request(
-    method: str, host: str, target: str, token: str, body: bytes | None = None, *, is_stream: bool = False
-) -> bytes:
-    """Return a whole request; `is_stream`: what comes before its body, whose pieces follow as `chunk`s."""
+def request(method: str, host: str, target: str, token: str) -> bytes:
+    """Return the part of a request before its body, whose pieces follow as `chunk`s."""
     lines = [
         f"{method} {target} HTTP/1.1",
         f"Host: {host}",
         f"Authorization: Bearer {token}",
         "User-Agent: regroup-agent",
+        "Content-Type: application/x-ndjson",
+        "Transfer-Encoding: chunked",
     ]
-    if body is not None:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-    if is_stream:
-        lines += ["Content-Type: application/x-ndjson", "Transfer-Encoding: chunked"]
-    return "\r\n".join([*lines, "", ""]).encode("ascii", "replace") + (body or b"")
+    return "\r\n".join([*lines, "", ""]).encode("ascii", "replace")
 
 
 def chunk(data: bytes) -> bytes:
-    """Return a piece of a streamed body."""
+    """Return a piece of a streamed body; an empty one ends it."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

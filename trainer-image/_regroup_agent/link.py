@@ -1,8 +1,7 @@
-"""The way to the operator: a connection for reports and commands, again and again.
+"""The way to the operator: one connection for reports and commands, again and again.
 
-Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> exits again -> stream, back-off, and the
-faults that are reported again (faults.py). It decides nothing: what the condition is, it asks (`envelope`) at each report.
-An operator of an earlier release gets a second connection, for its stream of commands.
+The link owns connecting (TLS, the operator's name verified, no proxies), the hello, the back-off, and the faults that are reported
+again (faults.py). It decides nothing. It asks for the worker's condition at each report (`envelope`).
 A refusal by the operator is a condition, said once per distinct sentence, and tried again; never a crash.
 """
 
@@ -45,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the operator is, and who this worker is to it."""
+    """Address of the operator, and the name of this worker there."""
 
     url: str
     ca_file: str
@@ -60,11 +59,13 @@ class _BrokenError(Exception):
 
 
 _TROUBLES = (OSError, EOFError, http.HttpError, _BrokenError, asyncio.TimeoutError, codec.ProtocolError, ValueError)
-"""What ends a connection and is tried again."""
+"""Errors that end a connection, which is then opened again."""
 
 
 class Link:
-    """`envelope(body)` builds a report of this moment; `on_up`, `on_down`, `on_command`, `on_accepted` are called from the loop."""
+    """`envelope(body)` builds a report of this moment; `on_up`, `on_down`, `on_command`, `on_pace` are called from the loop.
+
+    `on_pace(factor)`: the operator wants progress so many times as seldom as usual (wire.Answered)."""
 
     def __init__(
         self,
@@ -74,30 +75,28 @@ class Link:
         on_up: Callable[[], None],
         on_down: Callable[[], None],
         on_command: Callable[[wire.Command], None],
-        on_accepted: Callable[[wire.Accepted], None],
+        on_pace: Callable[[float], None],
         processes: int,
         log: Callable[[str], None],
     ) -> None:
         self._endpoint, self._envelope, self._processes, self._log = endpoint, envelope, processes, log
-        self._on_up, self._on_down, self._on_command, self._on_accepted = on_up, on_down, on_command, on_accepted
+        self._on_up, self._on_down, self._on_command, self._on_pace = on_up, on_down, on_command, on_pace
         url = urllib.parse.urlsplit(endpoint.url)
         self._host, self._port = url.hostname or "", url.port or 443
         self._host_header = url.netloc.rpartition("@")[2]
-        self._base = f"/v1/namespaces/{endpoint.namespace}/pods/{endpoint.pod}"
-        self._reports: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        # Whether reports are lines of the stream, and not requests of their own.
-        self._on_stream = False
-        # Bodies on their way, in order, with their time; with a fault where they say one that is kept.
-        self._unanswered: deque[tuple[Any, float, Kept | None]] = deque()
+        self._path = f"/v1/namespaces/{endpoint.namespace}/pods/{endpoint.pod}/stream"
+        self._writer: asyncio.StreamWriter | None = None
+        # Times of the reports on this stream that have no answer yet, each with the fault that it says, if that is kept.
+        self._unanswered: deque[tuple[float, Kept | None]] = deque()
+        self._num_answered = 0
         self._faults = Faults()
-        self._greeted = wire.Greeted()
-        self._up = False
+        self._up = self._is_closing = False
         self._said: set[str] = set()
 
     async def run(self) -> None:
-        """Keep a connection to the operator until cancelled."""
+        """Keep a connection to the operator until cancelled, or flushed."""
         wait_s = FIRST_WAIT_S
-        while True:
+        while not self._is_closing:
             try:
                 await self._session()
             except _TROUBLES as error:
@@ -116,54 +115,49 @@ class Link:
         body = report.body
         kept = self._faults.add(body, time.monotonic()) if isinstance(body, wire.Fault) else None
         if self._up:
-            self._post(report, kept)
+            self._post(self._line(report), kept)
 
     async def flush(self, timeout_s: float) -> None:
-        """Return when all reports on their way are answered, or after `timeout_s`."""
+        """End the reports. Return when the operator has taken them all and has ended its side, or after `timeout_s`."""
+        if not self._up or self._writer is None:
+            return
+        self._is_closing = True
+        self._writer.write(http.chunk(b""))
         deadline = time.monotonic() + timeout_s
-        while self._up and self._unanswered and time.monotonic() < deadline:
+        while self._up and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
 
     # --- one session -----------------------------------------------------------------------------------------------
 
     async def _session(self) -> None:
-        self._reports = reader, writer = await self._dial()
-        self._greeted = wire.Greeted()
-        self._post(self._envelope(wire.Hello(VERSION, self._processes)))
-        await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
-        self._report_faults_again(anew=self._greeted.counts_once)
-        query = urllib.parse.urlencode({"boot": self._endpoint.boot, "protocol": VERSION})
-        one = self._greeted.one_connection
-        method, name = ("POST", "stream") if one else ("GET", "commands")
-        asks = http.request(method, self._host_header, f"{self._base}/{name}?{query}", self._token(), is_stream=one)
-        lines, writer = (reader, writer) if one else await self._dial()
-        writer.write(asks)
+        reader, self._writer = await self._dial()
+        # The faults come with the hello: the operator's first plan that sees the worker connected knows of its exits.
+        faults = self._faults_again(anew=True)
+        hello = self._line(self._envelope(wire.Hello(VERSION, self._processes, len(faults))))
+        self._writer.write(
+            http.request("POST", self._host_header, self._path, self._token()) + http.chunk(hello or b"")
+        )
+        for line, kept in faults:
+            self._post(line, kept)
+        answer = await asyncio.wait_for(http.read_head(reader), ANSWER_TIMEOUT_S)
+        if answer.status != 200:
+            body = await asyncio.wait_for(http.read_body(reader, answer), ANSWER_TIMEOUT_S)
+            raise _BrokenError(_refusal(answer.status, http.sentence(body)))
+        self._up = True
+        self._said.clear()
+        self._log(f"Connected to the operator at {self._endpoint.url}.")
+        self._on_up()
+        for line, kept in self._faults_again(anew=False):  # those of the meantime
+            self._post(line, kept)
+        tasks = {asyncio.ensure_future(work) for work in (self._read_stream(reader, answer), self._bound_answers())}
         try:
-            while one and self._unanswered:  # HTTP answers in turn: the head of the stream is the last
-                await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
-            self._on_stream = one
-            answer = await asyncio.wait_for(http.read_head(lines), ANSWER_TIMEOUT_S)
-            if answer.status != 200:
-                body = await asyncio.wait_for(http.read_body(lines, answer), ANSWER_TIMEOUT_S)
-                raise _BrokenError(_refusal(answer.status, http.sentence(body)))
-            self._up = True
-            self._said.clear()
-            self._log(f"Connected to the operator at {self._endpoint.url}.")
-            self._on_up()
-            self._report_faults_again(anew=False)  # those of the meantime
-            tasks = {asyncio.ensure_future(work) for work in (self._read_stream(lines, answer), self._bound_answers())}
-            if not self._on_stream:
-                tasks.add(asyncio.ensure_future(self._read_answers()))
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            for task in done:
-                task.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            writer.transport.abort()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
     async def _read_stream(self, reader: asyncio.StreamReader, answer: http.Answer) -> None:
         async for line in http.read_lines(reader, answer, MAX_LINE_BYTES):
@@ -178,103 +172,61 @@ class Link:
                 self._say_once(f"The operator sent an invalid command: {error}")
                 continue
             self._on_command(command)
-        raise _BrokenError("The operator ended the stream.")
+        if not self._is_closing:
+            raise _BrokenError("The operator ended the stream.")
 
     def _take_answer(self, line: bytes) -> None:
-        """Take the answer to a report on the stream."""
+        """Note which reports have been taken. Raises _BrokenError where the operator takes no further ones."""
         try:
             answered = wire.Answered.decode(line)
         except codec.ProtocolError as error:  # the answers after it would be taken for those of other reports
             raise _BrokenError(f"The operator sent an invalid answer: {error}") from None
-        taken = self._answered(answered.status, answered.error)
-        if isinstance(taken, wire.Progress):
-            self._on_accepted(wire.Accepted(answered.progress_factor))
-
-    async def _read_answers(self) -> None:
-        """Read the answers to reports that are requests; an idle connection that the operator closes is opened again."""
-        while True:
-            assert self._reports is not None
-            try:
-                await self._read_answer(self._reports[0])
-            except (asyncio.IncompleteReadError, ConnectionError):
-                if self._unanswered:
-                    raise
-                self._reports[1].transport.abort()
-                self._reports = None
-                await asyncio.sleep(FIRST_WAIT_S)
-                self._reports = await self._dial()
-                self._post(self._envelope(wire.Changed()))
-                self._on_up()  # what was said in between is said again
-                self._report_faults_again(anew=False)
+        kept: Kept | None = None
+        while self._num_answered < answered.reports and self._unanswered:
+            self._num_answered += 1
+            _, kept = self._unanswered.popleft()
+            if kept is not None and (self._num_answered < answered.reports or answered.status == 204):
+                self._faults.answered(kept, time.monotonic())
+        if answered.status == 204:
+            self._on_pace(answered.progress_factor)
+            return
+        refusal = _refusal(answered.status, answered.error)
+        if answered.status not in (400, 413):
+            raise _BrokenError(refusal)
+        self._say_once(refusal)
+        if kept is not None:
+            self._faults.refused(kept)
 
     async def _bound_answers(self) -> None:
-        """Give the connection up when a report has waited too long: the kernel of a frozen operator takes what is written
-        and answers keepalives, and its agents would not look for the one that replaces it."""
+        """Give the connection up when a report has waited too long. The kernel of a frozen operator takes what is written and
+        answers keepalives. Its agents would never look for the operator that replaces it."""
         while True:
-            since_s = self._unanswered[0][1] if self._unanswered else time.monotonic()
+            since_s = self._unanswered[0][0] if self._unanswered else time.monotonic()
             left_s = since_s + ANSWER_TIMEOUT_S - time.monotonic()
             if left_s <= 0:
                 raise _BrokenError(f"The operator has not answered a report for {ANSWER_TIMEOUT_S:g} s.")
             await asyncio.sleep(left_s)
 
-    async def _read_answer(self, reader: asyncio.StreamReader) -> None:
-        answer = await http.read_head(reader)
-        body = await http.read_body(reader, answer)
-        taken = self._answered(answer.status, http.sentence(body))
-        if isinstance(taken, wire.Progress):
-            self._on_accepted(self._decoded(body, wire.Accepted.decode, wire.Accepted(1.0)))
-        elif isinstance(taken, wire.Hello):
-            self._greeted = self._decoded(body, wire.Greeted.decode, wire.Greeted())
-
-    def _answered(self, status: int, sentence: str) -> Any:
-        """Note the answer to the oldest report that has none. Returns the report's body if it was taken, None if it was refused.
-        Raises _BrokenError where the operator takes no further ones."""
-        sent, _, kept = self._unanswered.popleft() if self._unanswered else (None, 0.0, None)
-        is_taken = 200 <= status < 300
-        if not is_taken and (status not in (400, 413, 422) or isinstance(sent, wire.Hello)):
-            raise _BrokenError(_refusal(status, sentence))
-        if not is_taken:
-            self._say_once(_refusal(status, sentence))
-        if kept is not None and not is_taken:
-            self._faults.refused(kept)
-        elif kept is not None:
-            self._faults.answered(kept, time.monotonic())
-        return sent if is_taken else None
-
-    def _decoded(self, body: bytes, decode: Callable[[bytes], T], otherwise: T) -> T:
-        """Return what an answer says; an operator of an earlier release says nothing."""
-        if body:
-            try:
-                return decode(body)
-            except codec.ProtocolError as error:
-                self._say_once(f"The operator sent an invalid answer: {error}")
-        return otherwise
-
-    def _post(self, report: wire.Report, kept: Kept | None = None) -> None:
-        if self._reports is None:
-            return
-        writer = self._reports[1]
+    def _line(self, report: wire.Report) -> bytes | None:
+        """Return a report as a line of the stream, None if it is too long for the operator."""
         data = codec.line(report)
-        if len(data) > MAX_REPORT_BYTES:
-            self._say_once(f"A report of {len(data)} bytes is not sent: the operator reads at most {MAX_REPORT_BYTES}.")
-            return
-        try:
-            sent = http.chunk(data) if self._on_stream else self._request(data)
-        except OSError as error:
-            self._say_once(_sentence(error, self._endpoint.url))
-            writer.transport.abort()
-            return
-        self._unanswered.append((report.body, time.monotonic(), kept))
-        writer.write(sent)  # asyncio hands it to the kernel at once where it takes it
+        if len(data) <= MAX_REPORT_BYTES:
+            return data
+        self._say_once(f"A report of {len(data)} bytes is not sent: the operator reads at most {MAX_REPORT_BYTES}.")
+        return None
 
-    def _request(self, data: bytes) -> bytes:
-        """Return a report as a request of its own. Raises OSError."""
-        return http.request("POST", self._host_header, f"{self._base}/reports", self._token(), data)
+    def _post(self, line: bytes | None, kept: Kept | None = None) -> None:
+        if self._writer is None or line is None or self._is_closing:
+            return
+        self._unanswered.append((time.monotonic(), kept))
+        self._writer.write(http.chunk(line))  # asyncio hands it to the kernel at once where it takes it
 
-    def _report_faults_again(self, *, anew: bool) -> None:
-        on_their_way = {kept for _, _, kept in self._unanswered if kept is not None}
-        for kept, fault in self._faults.again(time.monotonic(), anew=anew, on_their_way=on_their_way):
-            self._post(self._envelope(fault), kept)
+    def _faults_again(self, *, anew: bool) -> list[tuple[bytes, Kept]]:
+        """Return the faults that are to be reported now, as lines."""
+        on_their_way = {kept for _, kept in self._unanswered if kept is not None}
+        due = self._faults.again(time.monotonic(), anew=anew, on_their_way=on_their_way)
+        lines = [(self._line(self._envelope(fault)), kept) for kept, fault in due]
+        return [(line, kept) for line, kept in lines if line is not None]
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -296,11 +248,11 @@ class Link:
         return Path(self._endpoint.token_file).read_text(encoding="ascii").strip()
 
     def _drop(self) -> None:
-        if self._reports is not None:
-            self._reports[1].transport.abort()
-        self._reports = None
-        self._on_stream = False
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._writer = None
         self._unanswered.clear()
+        self._num_answered = 0
 
     def _say_once(self, sentence: str) -> None:
         """Log a sentence, unless it was said since the last connection. Its numbers may be ages, which differ each time."""

@@ -132,7 +132,7 @@ class Agent:
             on_up=lambda: self._feed(ev.Connected()),
             on_down=lambda: self._feed(ev.Disconnected()),
             on_command=lambda command: self._feed(ev.Commanded(command)),
-            on_accepted=lambda accepted: self._feed(ev.Paced(accepted.progress_factor)),
+            on_pace=lambda factor: self._feed(ev.Paced(factor)),
             processes=self._processes,
             log=log,
         )

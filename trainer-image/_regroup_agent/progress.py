@@ -3,7 +3,7 @@
 The two lowest members report once a second; the operator takes the job's progress from them. The others report step times and the
 state of their snapshots every ten seconds, and less often in a large job. The operator can ask for a report (`progress?`).
 So its work grows with the number of jobs more than with their workers. One that serves many jobs asks all
-agents to report less often (wire.Accepted).
+agents to report less often (wire.Answered).
 """
 
 from __future__ import annotations
@@ -135,6 +135,6 @@ def _waits(times: Times | None) -> float:
 
 
 def interval_s(group_rank: int, world_size: int, factor: float = 1.0) -> float:
-    """Return the seconds between two progress reports of a member. The operator sets `factor` (wire.Accepted)."""
+    """Return the seconds between two progress reports of a member. The operator sets `factor` (wire.Answered)."""
     usual_s = wire.REPORT_EVERY_S if group_rank < 2 else max(OTHERS_S, world_size / REPORTS_PER_S)
     return usual_s * min(max(1.0, factor), MAX_FACTOR)

@@ -53,7 +53,7 @@ class Session:
 
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
         """A process has ended. Unless it has returned 0 after its last step that is a fault, and it is started again after the
-        delay, if that can help. One that was started again for its end may return 0 before it comes to its session: where the
+        delay, if that can help. A process that was started again for its end may return 0 without a session, if its
         script sees that its work is done."""
         worker, finish = self._worker, self._worker.finish
         if process.runs_again and worker.ending is None:
@@ -105,15 +105,9 @@ class Session:
         worker.tell(process, local.Answer("entering", number, allowed, worker.saved.adopted, why))
 
     def _formed(self, process: Process, message: local.FormedLocally) -> None:
-        worker, number = self._worker, message.generation
-        if number != process.inside:
-            return
-        process.arrived = process.formed = number
-        self._form_ms = max(self._form_ms, message.form_ms)
-        if worker.said_formed < number and all(p.formed == number for p in worker.processes):
-            worker.said_formed = number
-            worker.formed_body, worker.formed_s = (number, wire.Formed(self._form_ms)), worker.now_s
-            worker.send(worker.formed_body[1])
+        if message.generation == process.inside:
+            process.arrived = process.formed = message.generation
+            self._form_ms = max(self._form_ms, message.form_ms)
 
     def _adopted(self, process: Process, message: local.AdoptedLocally, now_s: float) -> None:
         worker, number = self._worker, message.generation
@@ -130,7 +124,7 @@ class Session:
         worker.tell(process, local.Answer("adopted", number, True, worker.saved.adopted))
         if worker.said_adopted < number and all(p.adopted == number for p in worker.processes):
             worker.said_adopted = number
-            worker.adopted_body = (number, merged(list(self._adoptions.values())))
+            worker.adopted_body = (number, merged(list(self._adoptions.values()), self._form_ms))
             worker.send(worker.adopted_body[1])
 
     def _committed(self, process: Process, message: local.Committed, now_s: float) -> None:
@@ -194,13 +188,14 @@ class Session:
             worker.send(worker.finished_body[1])
 
 
-def merged(adoptions: list[local.AdoptedLocally]) -> wire.Adopted:
+def merged(adoptions: list[local.AdoptedLocally], form_ms: float) -> wire.Adopted:
     """Return what the worker says when all its processes have adopted: the slowest copy, the source that is not itself."""
     first = adoptions[0]
     return wire.Adopted(
         start_step=first.start_step,
         source=next((a.source for a in adoptions if a.source != "self"), first.source),
         state=max(a.state for a in adoptions),
+        form_ms=form_ms,
         transfer_ms=max(a.transfer_ms for a in adoptions),
         rolled_back=any(a.rolled_back for a in adoptions),
         imported=first.imported,

@@ -61,6 +61,8 @@ class Worker:
         self.store_port = 0
         self.generation: wire.Generation | None = None
         """Newest generation that this agent process has heard."""
+        self.joins = False
+        """None of its processes was in a group when it heard of that generation."""
         self.observes: tuple[wire.Observed, ...] = ()
         self.watches: tuple[Watch, ...] = ()
         """Watches of the observed members. Empty until the level of one has changed."""
@@ -71,12 +73,10 @@ class Worker:
         self.stopped = False
         self.progress = progress.Progress()
         self.progress_factor = 1.0
-        """Factor of the report interval in the operator's last answer (wire.Accepted)."""
-        self.formed_body: tuple[int, wire.Formed] | None = None
-        self.formed_s = 0.0
+        """Factor of the report interval in the operator's last answer (wire.Answered)."""
         self.adopted_body: tuple[int, wire.Adopted] | None = None
         self.finished_body: tuple[int, wire.Finished] | None = None
-        self.said_formed = self.said_adopted = 0
+        self.said_adopted = 0
         self.replacing = False
         """The agent ends a script's processes because a newer generation needs new ones."""
         self.preloading = False

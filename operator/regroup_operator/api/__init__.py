@@ -1,8 +1,8 @@
 """The resource: what a user may write, what we write back, and the words for both.
 
-Here belong the pydantic models of `DistributedTrainingJob` (the only source of the CRD, of its reference page and of
-validation), its conditions, its names and labels, and the tree of our exceptions. Here do not belong decisions, I/O,
-or pods. This package imports nothing of ours.
+The pydantic models of `DistributedTrainingJob` are here, the only source of the CRD, of its reference page and of validation. So
+are its conditions, its names and labels, and the tree of our exceptions. Decisions, I/O and pods are elsewhere. This package
+imports nothing of ours.
 
 Read `spec.py` for the fields, `job.py` for how the rest of the operator reads a job, `generate.py` for the files made
 from the models.

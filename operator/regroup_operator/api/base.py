@@ -1,4 +1,4 @@
-"""What the models of spec and status have in common: spelling, strictness, and how a CEL rule is attached.
+"""Base of the models of spec and status: spelling, strictness, and how a CEL rule is attached.
 
 Python spells snake_case, the resource spells camelCase; docstrings under fields become the descriptions that
 `kubectl explain` and the reference page show.

@@ -1,9 +1,9 @@
-"""What of a job cannot change once it has started, and the sentence that says so.
+"""Rules for the fields of a job that cannot change once it has started, with the sentences that say so.
 
-As in spec.py each rule is written twice, side by side: as CEL for the API server, which compares with the stored
-object, and in `check_change` for those who have no API server (`regroup run`). tests/api holds that both say the same.
-Started means that status.startTime is set: from then on workers exist that were made from these fields, and one made
-from others could not join them (docs/design/adr/0010-largest-size-is-fixed.md).
+As in spec.py each rule is written twice, side by side. The API server has it as CEL, and compares with the stored object. `regroup
+run`, which has no API server, has it in `check_change`. A test in tests/api holds that both say the same. A job has started once
+status.startTime is set. From then on there are workers that were made from these fields. A worker that was made from others could
+not join them (docs/design/adr/0010-largest-size-is-fixed.md).
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ CHANGE_RULES = [
     _unless_started(_same_optional("roles"), f"spec.roles cannot change {_ONCE}"),
     _unless_started(_same_optional("checkpoint"), f"spec.checkpoint cannot change {_ONCE}"),
     _unless_started(_same_optional("memorySnapshot"), f"spec.memorySnapshot cannot change {_ONCE}"),
+    _unless_started(
+        "self.spec.network.podNames == oldSelf.spec.network.podNames", f"spec.network.podNames cannot change {_ONCE}"
+    ),
     _unless_started(
         "has(self.spec.elasticPolicy) == has(oldSelf.spec.elasticPolicy)",
         f"spec.elasticPolicy cannot be added or removed {_ONCE}",
@@ -88,6 +91,8 @@ def _problems(old: Job, new: Job) -> Iterator[str]:
         yield f"spec.checkpoint cannot change {_ONCE}"
     if new.spec.memory_snapshot != old.spec.memory_snapshot:
         yield f"spec.memorySnapshot cannot change {_ONCE}"
+    if new.spec.network != old.spec.network:
+        yield f"spec.network.podNames cannot change {_ONCE}"
     if new.elastic != old.elastic:
         yield f"spec.elasticPolicy cannot be added or removed {_ONCE}"
     if new.elastic and new.max_replicas != old.max_replicas:

@@ -53,10 +53,10 @@ class Condition(WrittenModel):
     """True, False or Unknown."""
 
     reason: str = Field(max_length=256)
-    """Why the condition has this status, in CamelCase, for programs."""
+    """The reason for this status, in CamelCase, for programs."""
 
     message: str = Field(default="", max_length=4096)
-    """Why the condition has this status, as a sentence with the numbers behind the decision."""
+    """The reason for this status, as a sentence with the numbers behind the decision."""
 
     last_transition_time: Timestamp
     """Time at which `status` last changed."""

@@ -71,7 +71,7 @@ COLUMNS = [
 ]
 
 UNSEEN_STATUS = {"summary": {"state": "AwaitingOperator"}}
-"""What a job without any status reads as: no operator has looked at it yet. Never stored; the first write replaces it."""
+"""Status of a job that no operator has looked at yet. Never stored; the first write replaces it."""
 
 
 def object_schema() -> dict[str, Any]:

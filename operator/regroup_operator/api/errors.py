@@ -42,4 +42,4 @@ class UnavailableError(RegroupError):
     """The API server gave no verdict; the request may or may not have taken effect."""
 
     retry_after_s: float = 0.0
-    """How long it asks not to be asked again (header Retry-After)."""
+    """Seconds for which the API server wants no further request (header Retry-After)."""

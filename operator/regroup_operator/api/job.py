@@ -1,8 +1,8 @@
 """A job as the rest of the operator reads it, and the rules that only Python can check.
 
-The API server has applied the CRD's rules to whatever is stored; `parse_job` applies them again, because `regroup run`
-has no API server and because a rule may be newer than a stored job. Beyond the CRD it holds the template to what
-render/ adds to it: names and places under /regroup are ours.
+The API server has applied the CRD's rules to whatever is stored. `parse_job` applies them again: `regroup run` has no API server,
+and a rule may be newer than a stored job. Beyond the CRD it holds the template to what render/ adds to it: names and places under
+/regroup are ours.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Job:
     status: JobStatus
     deleting: bool = False
     refusal: SpecError | None = field(default=None, compare=False)
-    """Why the job runs by an earlier spec than the one that is stored or, before its start, not at all; None: it does."""
+    """The reason why the job runs by an earlier spec than the stored one, or before its start not at all. None: there is none."""
     template_changed: bool = field(default=False, compare=False)
     """The job has started, and its template or that of a role is another one than then: no pod may be made from it."""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -82,12 +82,12 @@ class Job:
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of workers may change while the job runs."""
+        """True if the number of workers may change while the job runs."""
         return self.spec.elastic_policy is not None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the status says that it is complete, or has failed: then it stays so."""
+        """True if the status says that it is complete, or has failed: then it stays so."""
         said = self.status.conditions or ()
         return any(c.type in (COMPLETE, FAILED) and c.status == "True" for c in said)
 
@@ -152,8 +152,6 @@ def _spec_of(spec_raw: Any) -> JobSpec:
 
 def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
     metadata, status = raw["metadata"], parse_status(raw)
-    # None, too, where an older operator started it.
-    digest = status.template_digest if status.start_time is not None else None
     return Job(
         name=metadata["name"],
         namespace=metadata.get("namespace", "default"),
@@ -163,7 +161,7 @@ def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
         spec=spec,
         status=status,
         deleting="deletionTimestamp" in metadata,
-        template_changed=digest is not None and digest != template_digest(raw),
+        template_changed=status.template_digest not in (None, template_digest(raw)),
         raw=raw,
     )
 
@@ -171,10 +169,10 @@ def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
 def parse_stored(raw: Mapping[str, Any]) -> Job:
     """Return the job in `raw`, as the API server has it. One whose spec breaks a rule says why (`refusal`).
 
-    A started job goes on by the spec that was accepted last (status.acceptedSpec): an edit that cannot be, or a rule that is newer
-    than the job, must not leave its workers alone. The rules of the template are not applied to it: its pods are there. From a
-    template that is not the one of the start no further pod is made (`template_changed`). Where that spec, too, breaks a rule,
-    which is newer then, it applies as it is.
+    A started job goes on by the spec that was accepted last (status.acceptedSpec). Its workers must not be left alone because of an
+    edit that cannot be, or of a rule that is newer than the job. The rules of the template are not applied to it: its pods are
+    there. No further pod is made from a template that is not the one of the start (`template_changed`). The accepted spec, too, may
+    break a newer rule. It stays valid for its job.
 
     Before the start nothing is made, but runPolicy holds, and pods may be there of the spec before an edit. Raises SpecError where
     such a spec has not even the right fields (the API server has another schema then), and StatusError.
@@ -188,11 +186,7 @@ def parse_stored(raw: Mapping[str, Any]) -> Job:
         status = parse_status(raw)
         if status.start_time is None:
             return replace(_job_of(raw, _spec_of(raw.get("spec"))), refusal=error)
-        # None: an older operator started it.
-        spec = {
-            **(status.accepted_spec or raw["spec"]),
-            **{f: raw["spec"][f] for f in NOT_REPEATED if f in raw["spec"]},
-        }
+        spec = {**(status.accepted_spec or {}), **{f: raw["spec"][f] for f in NOT_REPEATED if f in raw["spec"]}}
         try:
             accepted = _spec_of(spec)
         except SpecError:
@@ -211,8 +205,8 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus:
 def processes_per_worker(job: Job) -> int:
     """Return p: spec.processesPerWorker, else the trainer container's limit of GPUs, else 1. Raises SpecError.
 
-    A job that has trained keeps what it has: an operator that knows more kinds of GPUs must not make other pods for it. Of one
-    that is refused nothing is made: 1 where the limits do not say.
+    A job that has trained keeps its number of processes. Its template may have changed since: the API server lets one kind of
+    GPU take the place of another (adr/0069). No pod is made for a refused job, so its number is 1 if the limits do not say.
     """
     if job.spec.processes_per_worker is not None:
         return job.spec.processes_per_worker
@@ -257,7 +251,8 @@ def template_digest(raw: Mapping[str, Any]) -> str:
 
 def role_digest(job: Job, name: str) -> str:
     """Return a short digest of everything in the spec that a role's pod is made from."""
-    return hashlib.sha256(json.dumps(job.role_template(name), sort_keys=True).encode()).hexdigest()[:12]
+    made_from = [job.role_template(name), job.spec.network.pod_names]
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def worker_digest(job: Job) -> str:
@@ -266,21 +261,18 @@ def worker_digest(job: Job) -> str:
     Two pods of a job differ in more than slot, attempt and nodes only if their digests differ. Recovery's times are in
     it where the pod carries them; what the operator's own installation adds (image, address) is not.
     """
-    checkpoint, recovery = job.spec.checkpoint, job.spec.recovery
+    checkpoint, recovery, snapshot = job.spec.checkpoint, job.spec.recovery, job.spec.memory_snapshot
     processes = processes_per_worker(job)
-    # Absent where it is not set, so that the pods of older operators keep their digest.
-    left_out = {"keep"} if checkpoint is not None and checkpoint.resume_from is not None else {"keep", "resume_from"}
     made_from = {
         "template": job.raw["spec"]["template"],
         "processes": processes,
         "maxWorldSize": processes * job.max_replicas,
-        "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude=left_out),
+        "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
         "recovery": [recovery.max_restarts],
+        "workersPerGroup": job.spec.workers_per_group,
+        "memorySnapshot": None if snapshot is None else snapshot.model_dump(),
+        "podNames": job.spec.network.pod_names,
     }
-    if job.spec.workers_per_group > 1:  # absent, as below
-        made_from["workersPerGroup"] = job.spec.workers_per_group
-    if job.spec.memory_snapshot is not None:  # absent, so that the pods of older operators keep their digest
-        made_from["memorySnapshot"] = job.spec.memory_snapshot.model_dump()
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""How a member list is spelled in the status: ranges of slot or slot.attempt, "0-3,5.2". 5000 members must fit."""
+"""The spelling of a member list in the status: ranges of slot or slot.attempt, "0-3,5.2". 5000 members must fit."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ LABEL_JOB_NAME = "regroup.dev/job-name"
 LABEL_ROLE = "regroup.dev/role"
 LABEL_SLOT = "regroup.dev/slot"
 LABEL_ATTEMPT = "regroup.dev/attempt"
-"""With the slot what a worker's pod was made as: for selectors and people. The operator reads both from the pod's name, which
-nobody can change (adr/0049)."""
+"""Label that says, with the slot, what a worker's pod was made as: for selectors and people. The operator reads both from the
+pod's name, which nobody can change (adr/0049)."""
 LABEL_LEADER = "regroup.dev/leader"
-"""On the operator's own pods: "true" on the leader; the membership Service selects it."""
+"""Label of the operator's own pods: "true" on the leader; the membership Service selects it."""
 ANNOTATION_SPEC_DIGEST = "regroup.dev/spec-digest"
-"""On a worker's pod: `api.job.worker_digest` of the job that it was made from."""
+"""Annotation of a worker's pod: `api.job.worker_digest` of the job that it was made from."""
 
 ROLE_WORKER = "worker"
 TRAINER_CONTAINER = "trainer"

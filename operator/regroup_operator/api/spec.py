@@ -1,9 +1,8 @@
-"""What a user may write under `spec`, field by field, with the rules that the API server holds them to.
+"""The fields that a user may write under `spec`, with the rules that the API server holds them to.
 
-Each rule is written twice, side by side: as CEL for the API server and as a validator for those who have no API
-server (`regroup run`). tests/api holds that both say the same sentence. The templates of pods are in template.py. Rules
-that compare with the stored object (immutability) are in changes.py, the one about metadata in crd.py; those beyond
-CEL's means are in job.py.
+Each rule is written twice, side by side: as CEL for the API server, and as a validator for `regroup run`, which has no API server.
+A test in tests/api holds that both say the same sentence. The templates of pods are in template.py. Rules that compare with the
+stored object (immutability) are in changes.py, the one about metadata in crd.py; those beyond CEL's means are in job.py.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from regroup_operator.api.template import PodTemplate, Role
 
 MAX_REPLICAS = 5000
 CHECKPOINT_DIR = "/regroup/checkpoint"
-"""Where spec.checkpoint.volumeClaim is mounted."""
+"""Directory where spec.checkpoint.volumeClaim is mounted."""
 
 _ROLE_NAME = "Use at most 12 characters of a-z and 0-9, first a letter, and another word than worker."
 _ALLOWS_NAME = f"r.name != '{ROLE_WORKER}' && r.name.matches('{ROLE_PATTERN}')"
@@ -53,8 +52,8 @@ class ElasticPolicy(SpecModel):
 
     pending_timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Seconds that a worker pod may be unschedulable while at least minReplicas other workers, by whole groups, have a node. The
-    pod is then deleted and tried again after 60 s, later after up to 30 minutes, or once another one finds room; the job trains
-    with the workers that it has. Absent: the pod waits as long as it takes."""
+    pod is then deleted. It is tried again after 60 s, later after up to 30 minutes, or once another one finds room. Meanwhile the
+    job trains with the workers that it has. Absent: the pod waits as long as it takes."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ElasticPolicy:
@@ -73,7 +72,7 @@ _NAME_A_CHECKPOINT = (
 
 
 class CheckpointPolicy(SpecModel):
-    """Where and how often the whole training state is saved. Immutable once the job has started."""
+    """Place and interval of checkpoints of the whole training state. Immutable once the job has started."""
 
     model_config = with_rules(
         cel(
@@ -108,10 +107,11 @@ class CheckpointPolicy(SpecModel):
     """Number of complete checkpoints to keep. Older ones are deleted."""
 
     resume_from: str | None = Field(default=None, min_length=1, max_length=4096)
-    """Checkpoint of an earlier job with which this one begins instead of step 0: a name as in `status.checkpoint.directory` of
-    that job, in the directory of this job's own checkpoints, or an absolute path on a volume that the container `trainer` mounts.
-    Numbers of workers and the split of the model may be others. It is read until the job has a checkpoint of its own, and never
-    deleted by this job. A job whose script opens no `regroup.session` fails, because only a session reads the checkpoint."""
+    """Checkpoint of an earlier job with which this one begins instead of step 0. A name, as in `status.checkpoint.directory` of
+    that job, is one in the directory of this job's own checkpoints. Else it is an absolute path on a volume that the container
+    `trainer` mounts. Numbers of workers and the split of the model may be others. It is read until the job has a checkpoint of its
+    own, and never deleted by this job. A job whose script opens no `regroup.session` fails, because only a session reads the
+    checkpoint."""
 
     @model_validator(mode="after")
     def _one_place(self) -> CheckpointPolicy:
@@ -169,14 +169,14 @@ class MemorySnapshotPolicy(SpecModel):
     )
 
     size_limit: str = Field(max_length=32)
-    """How much memory the snapshot may take in each worker, for example 20Gi. It must hold the state (parameters,
+    """Memory that the snapshot may take in each worker, for example 20Gi. It must hold the state (parameters,
     optimizer, further objects) twice; where a model is split, twice what the worker's processes hold of it. It counts against
     the memory limit of the container trainer."""
 
     every_seconds: int = Field(default=10, ge=1, le=604800)
-    """Seconds between the starts of two snapshots. They are further apart where training would wait for copies for more than a
-    twentieth of the time, or copies would run for more than half of it. If the interval cannot be kept, condition SnapshotsTaken
-    has the reason IntervalTooShort."""
+    """Seconds between the starts of two snapshots. They are further apart if training would wait for copies for more than a
+    twentieth of the time. They also are if copies would run for more than half of it. If the interval cannot be kept, condition
+    SnapshotsTaken has the reason IntervalTooShort."""
 
     @model_validator(mode="after")
     def _is_size(self) -> MemorySnapshotPolicy:
@@ -217,8 +217,8 @@ class ExitCodes(SpecModel):
     """A set of exit codes. A process that ended by signal n has the code 128 + n, as in Kubernetes."""
 
     operator: Literal["In", "NotIn"] = "In"
-    """In: the exit code is one of values. NotIn: it is none of them. A pod that was evicted or preempted has no exit code and
-    matches neither."""
+    """The comparison with values. In: the exit code is one of them. NotIn: it is none of them. A pod that was evicted or preempted
+    has no exit code and matches neither."""
 
     values: list[Annotated[int, Field(ge=0, le=255)]] = Field(
         min_length=1, max_length=255, json_schema_extra={"x-kubernetes-list-type": "atomic"}
@@ -227,7 +227,7 @@ class ExitCodes(SpecModel):
 
 
 class ExitRule(SpecModel):
-    """What one kind of failure leads to. It has exactly one of exitCodes, signals and reasons."""
+    """The action that one kind of failure leads to. It has exactly one of exitCodes, signals and reasons."""
 
     model_config = with_rules(
         cel(
@@ -250,8 +250,8 @@ class ExitRule(SpecModel):
         default=None, min_length=1, max_length=18, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Matches training processes, trainer containers and init containers that ended by one of these signals, or with the exit code
-    128 + n: SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE,
-    SIGALRM, SIGTERM, SIGXCPU, SIGXFSZ, SIGSYS."""
+    128 + n. The names are `SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGUSR1, SIGSEGV, SIGUSR2,
+    SIGPIPE, SIGALRM, SIGTERM, SIGXCPU, SIGXFSZ, SIGSYS`."""
 
     reasons: list[EndReason] | None = Field(
         default=None, min_length=1, max_length=6, json_schema_extra={"x-kubernetes-list-type": "atomic"}
@@ -273,7 +273,7 @@ class ExitRule(SpecModel):
 
 
 class RecoveryPolicy(SpecModel):
-    """How many failures the job survives, and when a silent or hanging worker counts as failed."""
+    """Bounds for failures: how many the job survives, and when a silent or hanging worker counts as failed."""
 
     max_restarts: int = Field(default=10, ge=0, le=1_000_000)
     """Failures allowed within windowSeconds; the next one fails the job. A failure is a training process that ends by itself
@@ -305,15 +305,24 @@ class RecoveryPolicy(SpecModel):
         default_factory=list, max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Rules for failures. The first rule that matches applies. Only the first failure of a generation can fail the job by a rule,
-    because its peers may fail as a consequence; a process that was started again and has been in no generation since counts as
+    because its peers may fail as a consequence. A process that was started again and has been in no generation since counts as
     first. A failure that no rule matches is treated as without rules. A change applies to later failures, and at once to pods that
     cannot start."""
 
 
 MANAGER = "regroup.dev/operator"
-"""What runPolicy.managedBy says where this operator looks after the job."""
+"""Value of runPolicy.managedBy by which this operator looks after the job."""
 _MANAGER_RULE = "Write a domain, a slash and a name, such as kueue.x-k8s.io/multikueue."
 _MANAGER_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+
+
+class Network(SpecModel):
+    """The names of the job's pods in the cluster's DNS."""
+
+    pod_names: bool = True
+    """Each pod has a name in the DNS, `<pod>.<job>` for a worker, by a headless Service of the job. False: there is no Service, and
+    each pod costs the API server fewer requests. Workers reach each other by IP address in both cases. A script or role that uses
+    the names needs them. Immutable once the job has started."""
 
 
 class RunPolicy(SpecModel):
@@ -335,20 +344,20 @@ class RunPolicy(SpecModel):
     """Seconds after which the job fails (reason DeadlineExceeded), from its start, or from the last time it was resumed."""
 
     start_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
-    """Seconds after which a job that has not begun to train fails (reason StartDeadlineExceeded) and gives its pods back, from its
-    creation, or from the last time it was resumed. Absent: it waits for its pods as long as it takes."""
+    """Seconds after which a job that has not begun to train fails (reason StartDeadlineExceeded) and gives its pods back. They
+    count from its creation, or from the last time it was resumed. Absent: it waits for its pods as long as it takes."""
 
     finish_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """The job fails (reason FinishDeadlineExceeded) if its script has not returned 0 in every worker after this many seconds. They
-    count from the commit of the last step (without the library: from the first worker whose script returned 0), or from the last
-    time the job was resumed. If all workers have to run their end again, they count on, unless that trains steps again. Absent: no
-    limit."""
+    count from the commit of the last step, or from the last time the job was resumed. Without the library they count from the first
+    worker whose script returned 0. If all workers have to run their end again, they count on, unless that trains steps again.
+    Absent: no limit."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
     """Seconds after its end at which the job is deleted, with its pods. Absent: it stays."""
 
     clean_pod_policy: Literal["None", "Running", "All"] = "None"
-    """Which pods are deleted once the job has ended. Training processes are stopped in any case, and a pod that does not end is
+    """Pods that are deleted once the job has ended. Training processes are stopped in any case, and a pod that does not end is
     deleted. None, Running: pods that have ended stay, for their logs. None: the pod that a failure's message names stays for an
     hour even if a sidecar still runs in it, and keeps its GPUs. All: no pod stays."""
 
@@ -386,7 +395,7 @@ def _whole_groups(name: str, unless: str) -> dict[str, str]:
 
 
 class JobSpec(SpecModel):
-    """What the user wants."""
+    """The job that the user wants."""
 
     model_config = with_rules(
         cel(
@@ -435,7 +444,7 @@ class JobSpec(SpecModel):
     """Further pods beside the workers, such as an evaluator or TensorBoard. Immutable once the job has started."""
 
     checkpoint: CheckpointPolicy | None = None
-    """Where and how often the whole training state is saved. It is read only if all workers are lost at once. Absent: the
+    """Place and interval of checkpoints of the whole training state. It is read only if all workers are lost at once. Absent: the
     state lives in the workers only. Immutable once the job has started."""
 
     memory_snapshot: MemorySnapshotPolicy | None = None
@@ -443,7 +452,10 @@ class JobSpec(SpecModel):
     the last checkpoint. Absent: none is kept. Immutable once the job has started. Tier Session only."""
 
     recovery: RecoveryPolicy = Field(default_factory=RecoveryPolicy, json_schema_extra={"default": {}})
-    """How many failures the job survives, and when a silent or hanging worker counts as failed."""
+    """Bounds for failures: how many the job survives, and when a silent or hanging worker counts as failed."""
+
+    network: Network = Field(default_factory=Network, json_schema_extra={"default": {}})
+    """The names of the job's pods in the cluster's DNS."""
 
     run_policy: RunPolicy = Field(default_factory=RunPolicy, json_schema_extra={"default": {}})
     """When the job runs, how long it may, and what is left of it."""

@@ -1,4 +1,4 @@
-"""What the operator writes under `status`: the job's memory, and what people read of it.
+"""The fields that the operator writes under `status`: the job's memory, and what people read of it.
 
 `membership`, `released`, `lineage`, `restarts` and `checkpoint` are memory: the plan continues from them after any
 crash, and they change by compare-and-swap only. `progress`, `samples`, `incidents`, `conditions` and `summary` are for
@@ -128,11 +128,11 @@ class Progress(WrittenModel):
     """Committed samples per second."""
 
     noise_scale: float | None = None
-    """Gradient noise scale, an average over about the last 100 steps, in the unit of the weights that the script passes to
+    """Gradient noise scale, an average over about the last 100 steps. Its unit is that of the weights that the script passes to
     step.backward() (samples or tokens). Absent unless the script passes noise_scale=True to regroup.session()."""
 
     step_time: str | None = None
-    """Duration of a step and the parts that dominate it, as a mean over workers and their last steps, for example
+    """Duration of a step and the parts that dominate it, as a mean over workers and their last steps. An example is
     "0.84 s: backward 61 %, waits 22 % (worker 3 is slowest: fetching data 0.3 s)". The page on the library explains the parts.
     Absent for scripts without the library."""
 
@@ -159,7 +159,7 @@ class RoleStatus(WrittenModel):
     """Number of pods that have to succeed before the job is Complete. Absent: the job does not wait for the role."""
 
     message: str | None = None
-    """Why a pod cannot start. Absent: none is known."""
+    """The reason why a pod cannot start. Absent: none is known."""
 
 
 class Finished(WrittenModel):
@@ -208,7 +208,7 @@ class Growth(WrittenModel):
 
 
 class Goodput(WrittenModel):
-    """How much of the job's time went into steps that count. Only for scripts that use the library."""
+    """The part of the job's time that went into steps that count. Only for scripts that use the library."""
 
     percent: int
     """productiveSeconds in percent of the time since startTime, without the time for which the job was suspended."""
@@ -220,7 +220,7 @@ class Goodput(WrittenModel):
     """Up to this step they are counted."""
 
     suspended_seconds: float = 0.0
-    """For how long the job was suspended."""
+    """Seconds for which the job was suspended."""
 
 
 class CheckpointStatus(WrittenModel):
@@ -257,14 +257,14 @@ class ResumedFrom(WrittenModel):
 
 
 class MemorySnapshotStatus(WrittenModel):
-    """What every worker holds in its memory snapshot."""
+    """The state that every worker holds in its memory snapshot."""
 
     step: int
     """Newest step that every worker has in its memory snapshot: a loss of all processes at once goes back no further."""
 
 
 class JudgedExits(WrittenModel):
-    """What recovery.onExit has judged already, so that the next operator does not judge it again."""
+    """Failures that recovery.onExit has judged already, so that the next operator does not judge them again."""
 
     generation: int = 0
     """The newest generation in which something failed."""
@@ -277,15 +277,14 @@ class JudgedExits(WrittenModel):
     container ended."""
 
     ends: dict[str, int] = Field(default_factory=dict)
-    """By pod: how many ends of its trainer container have been seen, evictions included. Pods without one are left out."""
+    """Ends of the trainer container that have been seen, by pod, evictions included. Pods without one are left out."""
 
 
 class SeenExits(WrittenModel):
-    """Which exits of processes have been seen, so that the next operator, to which agents report them again, does not count them
-    again."""
+    """Exits of processes that have been seen. Agents report them again to the next operator, which does not count them again."""
 
     newest: dict[str, int] = Field(default_factory=dict)
-    """By worker and the end of its pod's UID: the number of the newest exit. Pods without one are left out."""
+    """The number of the newest exit, by worker and the end of its pod's UID. Pods without one are left out."""
 
     generation: int | None = None
     """Tier Script: the newest generation of which an exit has been counted."""
@@ -297,7 +296,7 @@ POD_CAUSES = ("PodFailed", "NodeNotReady", "Deleted", "Unresponsive")
 
 
 class Restarts(WrittenModel):
-    """How often processes, pods and generations had to start again."""
+    """Numbers of processes, pods and generations that had to start again."""
 
     total: int = 0
     """Sum of processes and pods; the column Restarts."""
@@ -311,8 +310,7 @@ class Restarts(WrittenModel):
 
     causes: dict[str, int] | None = None
     """Processes and pods by why they had to start again. Processes: ExitCode, Signal, OOMKilled, Hung (the operator had it killed).
-    Pods: PodFailed, NodeNotReady, Deleted, Unresponsive (its agent). Restarts that an earlier release counted
-    are in none."""
+    Pods: PodFailed, NodeNotReady, Deleted, Unresponsive (its agent)."""
 
     generations: int = 0
     """Generations after the first."""
@@ -322,13 +320,13 @@ class Restarts(WrittenModel):
     longer than 1000 seconds, those of one thousandth of the window."""
 
     recent_counts: list[int] | None = None
-    """How many failures each of recent stands for. Absent if each is one."""
+    """Number of failures that each of recent stands for. Absent if each is one."""
 
     ignored: int | None = None
     """Failures that a rule of recovery.onExit with the action Ignore matched. They are in no other count."""
 
     judged: JudgedExits | None = None
-    """What recovery.onExit has judged already. Absent without rules. Do not edit."""
+    """Failures that recovery.onExit has judged already. Absent without rules. Do not edit."""
 
     exits: SeenExits | None = None
     """Exits of processes that have been seen. Absent before the first one. Do not edit."""
@@ -481,10 +479,10 @@ class JobStatus(WrittenModel):
     """The checkpoint of an earlier job that this one has begun with. Absent: the job began at step 0, or has not begun."""
 
     memory_snapshot: MemorySnapshotStatus | None = None
-    """What every worker holds in its memory snapshot. Absent: none is kept, or some worker has none yet."""
+    """The state that every worker holds in its memory snapshot. Absent: none is kept, or some worker has none yet."""
 
     restarts: Restarts | None = None
-    """How often processes, pods and generations had to start again."""
+    """Numbers of processes, pods and generations that had to start again."""
 
     roles: list[RoleStatus] | None = None
     """The pods of spec.roles. Absent: the job has none."""
@@ -500,7 +498,7 @@ class JobStatus(WrittenModel):
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""
 
     goodput: Goodput | None = None
-    """How much of the job's time went into steps that count."""
+    """The part of the job's time that went into steps that count."""
 
     samples: Samples | None = None
     """The samples that the committed steps used."""

@@ -1,4 +1,4 @@
-"""What a user may write in the templates of the job's pods: `spec.template` of its workers, `spec.roles` of the others.
+"""The fields that a user may write in the templates of the job's pods: `spec.template` of its workers, `spec.roles` of the others.
 
 Rules are written twice, as in spec.py. What they do not name of a pod is the API server's to judge, in a dry run.
 """

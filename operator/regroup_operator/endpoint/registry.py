@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from regroup.protocol import codec
@@ -31,8 +30,8 @@ from regroup_operator.model.reach import suspects_itself
 from regroup_operator.model.records import Key, Pod, Session
 
 PROGRESS_PLAN_S = 2.5
-"""A job of which nothing but its progress is news is planned this much later, however many workers report it, and where agents
-report less often as many times later. With 200 to 500 jobs that is as often as a status is written (pace.py), in the same plan."""
+"""A job of which nothing but its progress is news is planned so much later, however many workers report it. If agents report less
+often, that is as many times longer. With 200 to 500 jobs that is as often as a status is written (pace.py), in the same plan."""
 
 COUNT_EVERY_S = 1.0
 """Agents that are out of reach are counted no more often: they may be thousands, and each plan asks for their number."""
@@ -49,14 +48,13 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """An open stream: a queue of lines with commands, ended by None."""
+    """An open stream: a queue of lines for an agent, ended by None."""
 
-    def __init__(self, boot: str) -> None:
-        self.boot = boot
+    def __init__(self) -> None:
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def put(self, line: bytes | None) -> None:
-        """Queue one NDJSON line; None ends the stream. One that is not read ends: a new one is told everything again."""
+        """Queue one NDJSON line; None ends the stream. A stream that is not read ends: a new one is told everything again."""
         if line is not None and self._lines.qsize() >= MAX_LINES:
             line = None
             while not self._lines.empty():
@@ -96,9 +94,9 @@ class Registry:
         self._should_call = should_call
         self._num_out_of_reach, self._counted_s = 0, float("-inf")
         self._closed: dict[str, Pod] = {}
-        """Whose stream has ended and was not opened again, by UID; who is gone is swept out by `out_of_reach`."""
+        """Pods whose streams have ended and were not opened again, by UID. `out_of_reach` sweeps out those that are gone."""
         self._leaving: dict[str, Pod] = {}
-        """Those whose pods are asked to leave, by UID: few."""
+        """Pods that are asked to leave, by UID: few."""
         self.dropped_reports = 0
 
     def sessions(self, pods: Iterable[Pod]) -> dict[str, Session]:
@@ -157,7 +155,7 @@ class Registry:
 
     @property
     def progress_factor(self) -> float:
-        """How many times as long as usual agents are to wait between two reports of progress."""
+        """So many times as long as usual agents wait between two reports of progress."""
         return self._factor(len(self._jobs))
 
     def knows(self, pod_uid: str, boot: str) -> bool:
@@ -176,8 +174,7 @@ class Registry:
         if isinstance(report.body, Progress):
             every_s = REPORT_EVERY_S * factor
             has_moved = before is None or before.progress_told_s != session.progress_told_s
-            session = replace(
-                session,
+            session = session.but(
                 report_every_s=every_s,
                 progress_due_s=session.progress_told_s + every_s if has_moved else session.progress_due_s,
             )
@@ -197,16 +194,16 @@ class Registry:
             self._enqueue((pod.namespace, pod.job))
         return True
 
-    def open(self, pod: Pod, boot: str) -> Stream:
-        """Open the pod's stream; one that was open before is ended."""
+    def open(self, pod: Pod) -> Stream:
+        """Open the stream of a pod whose agent has said hello; one that was open before is ended."""
         old = self._streams.get(pod.uid)
         if old is not None:
             old.put(None)
         else:
             self._jobs[_job_of(pod)] += 1
         self._closed.pop(pod.uid, None)
-        stream = self._streams[pod.uid] = Stream(boot)
-        self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot)
+        stream = self._streams[pod.uid] = Stream()
+        self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid])
         self._enqueue((pod.namespace, pod.job))
         return stream
 
@@ -237,22 +234,22 @@ class Registry:
         newest = max(generation, condition.heard)
         stream.put(codec.line(Command(job_uid, pod_uid, condition.incarnation, newest, body)))
         if isinstance(body, Generation):
-            session = replace(session, told_generation=body.number)
+            session = session.but(told_generation=body.number)
         elif isinstance(body, Finish):
-            session = replace(session, told_finish=body.generation)
+            session = session.but(told_finish=body.generation)
         elif isinstance(body, Welcome):
-            session = replace(session, told_tier=body.tier)
+            session = session.but(told_tier=body.tier)
         elif isinstance(body, Stop):
             at_s = session.told_stop_at_s if session.told_stop_at_s is not None else self._clock()
-            session = replace(session, told_outcome=body.outcome, told_stop_at_s=at_s)
+            session = session.but(told_outcome=body.outcome, told_stop_at_s=at_s)
         elif isinstance(body, DumpStacks):
-            session = replace(session, asked_stacks_at_s=self._clock())
+            session = session.but(asked_stacks_at_s=self._clock())
         elif isinstance(body, Kill):
-            session = replace(session, killed=body.incarnations, killed_at_s=self._clock())
+            session = session.but(killed=body.incarnations, killed_at_s=self._clock())
         elif isinstance(body, Ping | ProgressRequest):
             now_s = self._clock()
             since_s = session.unanswered_since_s if session.unanswered_since_s is not None else now_s
-            session = replace(session, asked_at_s=now_s, unanswered_since_s=since_s)
+            session = session.but(asked_at_s=now_s, unanswered_since_s=since_s)
         self._sessions[pod_uid] = session
 
     def forget(self, alive: Callable[[str], bool]) -> None:

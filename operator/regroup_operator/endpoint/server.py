@@ -1,6 +1,7 @@
-"""The HTTP edge of the membership endpoint: hello and the stream, JSON, TLS. See protocol.wire for the messages.
+"""The HTTP edge of the membership endpoint: one request of an agent, whose body has reports and whose answer has commands.
 
-Every answer that is not 2xx has a body {"error": sentence}. A non-leader answers 503 with the leader's name.
+The messages are those of protocol.wire. A refusal has a body {"error": sentence}, and its connection ends. A standby answers 503
+with the leader's name.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import TypeGuard
 
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION, codec
+from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.text import shorten
-from regroup.protocol.wire import Accepted, Answered, Greeted, Hello, Progress, Report
+from regroup.protocol.wire import Answered, Fault, Hello, Report
 from regroup_operator.api import UnavailableError
 from regroup_operator.endpoint.registry import Registry, Stream
 from regroup_operator.model.ports import Authenticator, Forbidden, Unauthorized
@@ -31,29 +33,36 @@ TLS_BUFFER_BYTES = 4096
 """asyncio allocates so much for each connection, 256 KiB by default. An idle connection costs 35 KiB with 4 KiB, 47 with 16, and
 281 with the default (measured)."""
 
-BODY_TIMEOUT_S = 10.0
-"""For so long the rest of a message is waited for. The agent gives up after as long."""
+HELLO_TIMEOUT_S = 10.0
+"""Seconds within which the hello of a stream has to come, with the faults that it reports again. The agent gives up after as
+long."""
 REQUEST_TIMEOUT_S = 10.0
-"""For so long the first request of a connection is waited for, headers and all. Who is not an agent of ours is not waited for
-again: the connection closes with the answer."""
+"""Seconds within which the first request of a connection has to come, headers and all."""
 HANDSHAKE_TIMEOUT_S = 20.0
-"""For so long a TLS handshake is waited for, 60 s by asyncio's default. After a fail-over thousands are under way at once, each of
-about a millisecond."""
+"""Seconds within which a TLS handshake has to end, 60 by asyncio's default. After a fail-over thousands are under way at once,
+each of about a millisecond."""
+LINGERING_S = 1.0
+"""Seconds for which the rest of a refused stream is read, so that its agent sees the refusal."""
+ANSWER_WITHIN_S = 2.0
+"""Seconds after which reports that are neither faults nor refused are answered together: far less than an agent waits
+(_regroup_agent.link.ANSWER_TIMEOUT_S)."""
+MAX_FAULTS = 200
+"""Faults that follow a hello at most. An agent keeps fewer (_regroup_agent.faults)."""
 MAX_CONNECTIONS = 4
-"""Of one pod, the newest. An agent has one, of an earlier release two, and one more while it says hello; those before may not have
-ended yet. Everything in a pod can read its token."""
+"""Connections of one pod; the newest stay. An agent has one, and those before may not have ended yet. Everything in a pod can read
+its token."""
 BACKLOG = 8192
 """Connections that wait to be accepted: after a fail-over all agents call within a second or two. The kernel has its own bound."""
 ACCEPTS = 32
-"""Connections that are accepted in one turn of the event loop. asyncio takes its `backlog` for both, and a turn with thousands of
+"""Connections that are accepted in one turn of the event loop. asyncio takes its `backlog` for both. A turn with thousands of
 handshakes, each of about a millisecond, would keep everything else waiting."""
 
-HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
+HELLO_FIRST = "The first line of a stream must be a hello."
+OTHER_PROCESS = "The report is of another agent process than the one that said hello last."
 TOO_LONG = f"The message has more than the {MAX_REPORT_BYTES} bytes that are read."
 MAX_SENTENCE = 500
 """Characters of a refusal: some quote what was sent."""
 BUG = "The operator failed to answer; its log says why. Try again."
-TAKEN = Answered(204).line()
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +75,8 @@ def unsupported(version: int) -> str | None:
     return f"Protocol version {version} is not supported; this operator supports {served}. Use an agent of the operator's release."
 
 
-class _Answer(Exception):
-    """Ends a request with a status and one sentence."""
+class _Refusal(Exception):
+    """Refuses a report, or the whole stream, with a status of HTTP and one sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(shorten(sentence, MAX_SENTENCE))
@@ -75,7 +84,7 @@ class _Answer(Exception):
 
 
 class Endpoint:
-    """The calls. `leader` returns None where this process leads, else the leader's name (perhaps empty)."""
+    """The one call. `leader` returns None where this process leads, else the leader's name (perhaps empty)."""
 
     def __init__(
         self,
@@ -83,178 +92,206 @@ class Endpoint:
         authenticator: Authenticator,
         leader: Callable[[], str | None],
         callers: Callers,
-        body_timeout_s: float = BODY_TIMEOUT_S,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        answer_within_s: float = ANSWER_WITHIN_S,
     ) -> None:
-        self._body_timeout_s, self._callers = body_timeout_s, callers
+        self._hello_timeout_s, self._answer_within_s, self._callers = hello_timeout_s, answer_within_s, callers
         self._registry = registry
         self._authenticator = authenticator
         self._leader = leader
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(client_max_size=MAX_REPORT_BYTES, middlewares=[_errors])
-        path = "/v1/namespaces/{namespace}/pods/{pod}/"
-        app.router.add_post(path + "reports", self.reports)
-        app.router.add_post(path + "stream", self.stream)
-        app.router.add_get(path + "commands", self.commands)
+        app = web.Application(middlewares=[_errors])
+        app.router.add_post("/v1/namespaces/{namespace}/pods/{pod}/stream", self.stream)
         return app
-
-    async def reports(self, request: web.Request) -> web.Response:
-        """POST: one report. By an agent of this release hello, and the exits that it reports again."""
-        pod = await self._authenticated(request)
-        if (request.content_length or 0) > MAX_REPORT_BYTES:
-            raise _Answer(
-                413, f"The message has {request.content_length} bytes; at most {MAX_REPORT_BYTES} are allowed."
-            )
-        try:
-            async with asyncio.timeout(self._body_timeout_s):
-                body = await request.read()
-        except TimeoutError:
-            raise _Answer(408, f"The message has not come within {self._body_timeout_s:g} s. Send it again.") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise _Answer(413, TOO_LONG) from None
-        report = self._take(pod, body)
-        if isinstance(report.body, Hello):
-            greeted = Greeted(counts_once=True, one_connection=True)
-            return web.Response(body=codec.line(greeted), content_type="application/json")
-        factor = self._registry.progress_factor
-        if isinstance(report.body, Progress) and factor > 1.0:
-            return web.Response(body=codec.line(Accepted(factor)), content_type="application/json")
-        return web.Response(status=204)
-
-    def _take(self, pod: Pod, text: bytes) -> Report:
-        """Return the report of this pod, which the registry has taken. Raises _Answer."""
-        try:
-            report = Report.decode(text)
-        except ProtocolError as error:
-            raise _Answer(400, str(error)) from None
-        if report.pod_uid != pod.uid:
-            raise _Answer(
-                403, f"The report is of pod UID {report.pod_uid}, the token is of pod {pod.name} ({pod.uid})."
-            )
-        if report.job_uid != pod.job_uid:
-            raise _Answer(
-                403,
-                f"The report is of job UID {report.job_uid}, pod {pod.name} belongs to job {pod.job} ({pod.job_uid}).",
-            )
-        if isinstance(report.body, Hello):
-            self._check_version(pod, report.body.protocol)
-        elif not self._registry.knows(pod.uid, report.boot):
-            raise _Answer(409, HELLO_FIRST)
-        self._registry.report(pod, report)
-        return report
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """POST: reports come and commands go on one connection. Open for as long as the agent lives: it is the heartbeat."""
-        pod, boot = await self._stream_asked_for(request)
-        response = await _start(request)
-        stream = self._registry.open(pod, boot)
-        reading = asyncio.ensure_future(self._read_reports(request.content, pod, response, stream))
+        pod = await self._authenticated(request)
         try:
-            await _send_lines(response, stream)
+            async with asyncio.timeout(self._hello_timeout_s):
+                taken = await self._take_hello(pod, request.content)
+        except TimeoutError:
+            raise _Refusal(408, f"The hello has not come within {self._hello_timeout_s:g} s. Call again.") from None
+        except LineTooLong:
+            raise _Refusal(413, TOO_LONG) from None
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise _Refusal(400, f"The body cannot be read: {error}.") from None
+        _keep_alive(request)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        response.force_close()  # the connection ends with its stream
+        await response.prepare(request)
+        stream = self._registry.open(pod)
+        answers = _Answers(response, stream, lambda: self._registry.progress_factor, self._answer_within_s)
+        reading = asyncio.ensure_future(self._read_reports(request.content, pod, answers, stream, taken))
+        try:
+            with contextlib.suppress(ConnectionError):
+                while (line := await stream.get()) is not None:
+                    await response.write(line)
         finally:
             reading.cancel()  # where it waits to write, aiohttp closes the connection: that agent does not read
             self._registry.close(pod, stream)
         return response
 
+    async def _take_hello(self, pod: Pod, content: StreamReader) -> list[Report | _Refusal]:
+        """Take the hello of a stream, and the faults that it reports again. Returns what became of these. Raises _Refusal."""
+        line = await content.readline(max_line_length=MAX_REPORT_BYTES)
+        self._check_leads()  # the hello may have come late
+        hello = self._take(self._authenticator.known(pod), line, is_first=True)
+        if not self._registry.knows(pod.uid, hello.boot):
+            raise _Refusal(409, OTHER_PROCESS)
+        if hello.body.faults > MAX_FAULTS:
+            raise _Refusal(400, f"hello.faults ({hello.body.faults}) is more than the {MAX_FAULTS} that are taken.")
+        taken: list[Report | _Refusal] = []
+        while len(taken) < hello.body.faults and (line := await content.readline(max_line_length=MAX_REPORT_BYTES)):
+            outcome = self._take_line(pod, line)
+            if _ends_stream(outcome):
+                raise outcome
+            taken.append(outcome)
+        return taken
+
     async def _read_reports(
-        self, content: StreamReader, pod: Pod, response: web.StreamResponse, stream: Stream
+        self,
+        content: StreamReader,
+        pod: Pod,
+        answers: _Answers,
+        stream: Stream,
+        taken: Sequence[Report | _Refusal] = (),
     ) -> None:
-        """Take the reports of a stream until it ends, or until a refusal ends it. Ends the commands, too."""
+        """Take the reports of a stream until it ends, or until a refusal ends it. Ends the commands, too. `taken`: those that came
+        with the hello."""
         try:
-            # An answer is written before the next line is read. So an agent that reads none holds about 1 MiB here, until the
-            # kernel gives the connection up after USER_TIMEOUT_MS.
+            for outcome in taken:
+                await answers.give(outcome)
+            # The answer to a refused report is written before the next line is read. So an agent that reads none holds about 1 MiB
+            # here, until the kernel gives the connection up after USER_TIMEOUT_MS.
             while line := await content.readline(max_line_length=MAX_REPORT_BYTES):
-                answer = self._answer_line(pod, line)
-                await response.write(TAKEN if answer == Answered(204) else answer.line())
-                if answer.status not in (204, 400):  # after 400 the agent goes on with its next report
+                outcome = self._take_line(pod, line)
+                await answers.give(outcome)
+                if _ends_stream(outcome):
                     break
                 await asyncio.sleep(0)  # many lines that have come at once keep nobody else waiting
         except LineTooLong:
             with contextlib.suppress(OSError):
-                await response.write(Answered(413, TOO_LONG).line())
+                await answers.give(_Refusal(413, TOO_LONG))
         except (OSError, web.RequestPayloadError, HttpProcessingError) as error:
             log.debug("Pod %s/%s: its stream has ended: %r.", pod.namespace, pod.name, error)
         except Exception:
             log.exception("Pod %s/%s: its stream ends by a bug of ours.", pod.namespace, pod.name)
         finally:
+            answers.end()
             stream.put(None)
 
-    def _answer_line(self, pod: Pod, line: bytes) -> Answered:
-        """Take a report of a stream and return what it is answered with."""
+    def _take_line(self, pod: Pod, line: bytes) -> Report | _Refusal:
+        """Return the report of a line, which the registry has taken, or why it is refused."""
         try:
             self._check_leads()
-            report = self._take(self._authenticator.known(pod), line)
-        except _Answer as answer:
-            return Answered(answer.status, str(answer))
+            return self._take(self._authenticator.known(pod), line)
+        except _Refusal as refusal:
+            return refusal
         except Forbidden as error:
-            return Answered(403, str(error))
+            return _Refusal(403, str(error))
         except Exception:
             log.exception("Pod %s/%s, a report on its stream: a bug of ours.", pod.namespace, pod.name)
-            return Answered(500, BUG)
-        return Answered(204, "", self._registry.progress_factor if isinstance(report.body, Progress) else 1.0)
+            return _Refusal(500, BUG)
 
-    async def commands(self, request: web.Request) -> web.StreamResponse:
-        """GET: the stream of commands alone, for an agent of an earlier release."""
-        pod, boot = await self._stream_asked_for(request)
-        response = await _start(request)
-        stream = self._registry.open(pod, boot)
+    def _take(self, pod: Pod, text: bytes, *, is_first: bool = False) -> Report:
+        """Return the report of this pod, which the registry has taken. Raises _Refusal."""
         try:
-            await _send_lines(response, stream)
-        finally:
-            self._registry.close(pod, stream)
-        return response
-
-    async def _stream_asked_for(self, request: web.Request) -> tuple[Pod, str]:
-        """Return whose stream is asked for: the pod and its agent's boot id. Raises _Answer."""
-        pod = await self._authenticated(request)
-        version = request.query.get("protocol", "")
-        self._check_version(pod, int(version) if version.isdecimal() and len(version) < 10 else -1)
-        boot = request.query.get("boot", "")
-        if not boot:
-            raise _Answer(400, "The query parameter boot is missing: the agent's boot id names the stream.")
-        if not self._registry.knows(pod.uid, boot):
-            raise _Answer(409, HELLO_FIRST)
-        return pod, boot
-
-    def _check_version(self, pod: Pod, version: int) -> None:
-        refusal = unsupported(version)
-        if refusal is not None:
-            self._registry.refuse(pod, refusal)
-            raise _Answer(400, refusal)
+            report = Report.decode(text)
+        except ProtocolError as error:
+            raise _Refusal(400, str(error)) from None
+        if report.pod_uid != pod.uid:
+            raise _Refusal(
+                403, f"The report is of pod UID {report.pod_uid}, the token is of pod {pod.name} ({pod.uid})."
+            )
+        if report.job_uid != pod.job_uid:
+            raise _Refusal(
+                403,
+                f"The report is of job UID {report.job_uid}, pod {pod.name} belongs to job {pod.job} ({pod.job_uid}).",
+            )
+        if isinstance(report.body, Hello):
+            refusal = unsupported(report.body.protocol)
+            if refusal is not None:
+                self._registry.refuse(pod, refusal)
+                raise _Refusal(400, refusal)
+        elif is_first or not self._registry.knows(pod.uid, report.boot):
+            raise _Refusal(409, HELLO_FIRST if is_first else OTHER_PROCESS)
+        self._registry.report(pod, report)
+        return report
 
     def _check_leads(self) -> None:
         leader = self._leader()
         if leader is not None:
-            raise _Answer(503, f"This operator does not lead{f'; {leader} does' if leader else ''}.")
+            raise _Refusal(503, f"This operator does not lead{f'; {leader} does' if leader else ''}.")
 
     async def _authenticated(self, request: web.Request) -> Pod:
         self._check_leads()
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not token:
-            raise _Answer(401, "The request has no bearer token.")
+            raise _Refusal(401, "The request has no bearer token.")
         pod = await self._authenticator.authenticate(token, request.match_info["namespace"], request.match_info["pod"])
         self._callers.called(pod.uid, request.protocol)
         return pod
+
+
+def _ends_stream(outcome: Report | _Refusal) -> TypeGuard[_Refusal]:
+    """Return whether a refusal ends the stream. After 400 the agent goes on with its next report."""
+    return isinstance(outcome, _Refusal) and outcome.status != 400
+
+
+class _Answers:
+    """The answers to the reports of one stream. A fault and a refusal are answered at once, everything else together."""
+
+    def __init__(
+        self, response: web.StreamResponse, stream: Stream, factor: Callable[[], float], within_s: float
+    ) -> None:
+        self._response, self._stream, self._factor, self._within_s = response, stream, factor, within_s
+        self._num_reports = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    async def give(self, outcome: Report | _Refusal) -> None:
+        """Answer one report more, now or later."""
+        self._num_reports += 1
+        if isinstance(outcome, _Refusal):
+            self.end()
+            await self._response.write(self._line(outcome.status, str(outcome)))
+        elif isinstance(outcome.body, Fault):
+            self.end()
+            await self._response.write(self._line())
+        elif self._due is None:
+            self._due = asyncio.get_running_loop().call_later(self._within_s, self._put)
+
+    def end(self) -> None:
+        """Forget an answer that waits for its time."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _put(self) -> None:
+        self._due = None
+        self._stream.put(self._line())
+
+    def _line(self, status: int = 204, error: str = "") -> bytes:
+        return Answered(self._num_reports, status, error, self._factor()).line()
 
 
 @web.middleware
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer with a sentence. A connection is kept for a worker that sent one message that cannot be used, and for what passes by
-    itself: an agent that has to say hello first, or the API server that does not answer. Everybody else has had an answer, and an
-    agent of ours connects again."""
+    """Answer with a sentence, and end the connection: an agent of ours calls again."""
     try:
         return await handler(request)
-    except _Answer as answer:
-        return _sentence(answer.status, str(answer), keep=answer.status in (400, 409))
+    except _Refusal as refusal:
+        return _sentence(refusal.status, str(refusal))
     except Unauthorized as error:
         return _sentence(401, str(error))
     except Forbidden as error:
         return _sentence(403, str(error))
     except UnavailableError as error:
-        return _sentence(503, str(error), keep=True)
+        return _sentence(503, str(error))
     except web.HTTPException as error:
         return _sentence(error.status, f"{error.reason}: {request.method} {request.path}.")
     except Exception:
@@ -262,26 +299,10 @@ async def _errors(
         return _sentence(500, BUG)
 
 
-def _sentence(status: int, sentence: str, *, keep: bool = False) -> web.Response:
+def _sentence(status: int, sentence: str) -> web.Response:
     answer = web.Response(status=status, text=json.dumps({"error": sentence}), content_type="application/json")
-    if not keep:
-        answer.force_close()
+    answer.force_close()
     return answer
-
-
-async def _start(request: web.Request) -> web.StreamResponse:
-    """Begin the answer to who asks for a stream; its lines follow."""
-    _keep_alive(request)
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    return response
-
-
-async def _send_lines(response: web.StreamResponse, stream: Stream) -> None:
-    """Send the commands that are put into the stream until that or the connection ends."""
-    with contextlib.suppress(ConnectionError):
-        while (line := await stream.get()) is not None:
-            await response.write(line)
 
 
 def _keep_alive(request: web.Request) -> None:
@@ -319,8 +340,8 @@ class Callers:
 
 
 class Strangers:
-    """Connections that have not asked for anything yet: each holds memory and a descriptor, and aiohttp waits for them as long as
-    for an agent that is silent between two reports."""
+    """Connections that have not asked for anything yet. Each holds memory and a descriptor, and aiohttp sets no bound to the time
+    until the first request."""
 
     def __init__(self, timeout_s: float, callers: Callers) -> None:
         self._timeout_s, self._callers = timeout_s, callers
@@ -388,7 +409,8 @@ async def serve(  # noqa: PLR0913 - the arguments of a server, each named by its
     host: str,
     port: int,
     leader: Callable[[], str | None],
-    body_timeout_s: float = BODY_TIMEOUT_S,
+    hello_timeout_s: float = HELLO_TIMEOUT_S,
+    answer_within_s: float = ANSWER_WITHIN_S,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> tuple[web.AppRunner, int]:
@@ -396,7 +418,7 @@ async def serve(  # noqa: PLR0913 - the arguments of a server, each named by its
     with contextlib.suppress(AttributeError):
         asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
     callers = Callers()
-    app = Endpoint(registry, authenticator, leader, callers, body_timeout_s).application()
+    app = Endpoint(registry, authenticator, leader, callers, hello_timeout_s, answer_within_s).application()
     strangers = Strangers(request_timeout_s, callers)
     app.middlewares.insert(0, strangers.greet)
 
@@ -417,8 +439,8 @@ async def serve(  # noqa: PLR0913 - the arguments of a server, each named by its
         app,
         access_log=None,
         handle_signals=False,
-        keepalive_timeout=3600,
         shutdown_timeout=1.0,
+        lingering_time=LINGERING_S,
         auto_decompress=False,  # no agent compresses, and a few bytes may stand for millions
         handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
     )

@@ -37,8 +37,8 @@ class Rendering(Protocol):
         """Return the pod of a role."""
         ...
 
-    def service(self, job: Job) -> dict[str, Any]:
-        """Return the headless Service."""
+    def service(self, job: Job) -> dict[str, Any] | None:
+        """Return the headless Service; None: the job has none."""
         ...
 
     def config_map(self, job: Job) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class ClusterWorkers:
         self._pods = pods
         self._rendering = rendering
         self._clock = clock
-        self._prepared: dict[str, tuple[float, dict[str, Any], dict[str, Any]]] = {}
+        self._prepared: dict[str, tuple[float, dict[str, Any] | None, dict[str, Any]]] = {}
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return a worker pod from memory, or None."""
@@ -84,7 +84,8 @@ class ClusterWorkers:
         if known is not None and known[1:] == (service, config_map) and self._clock() < known[0] + PREPARED_FOR_S:
             return
         is_new = known is None and job.status.start_time is None
-        await self._ensure(job, SERVICES, service, is_new=is_new)
+        if service is not None:
+            await self._ensure(job, SERVICES, service, is_new=is_new)
         await self._ensure(job, CONFIG_MAPS, config_map, is_new=is_new)
         self._prepared = {
             uid: entry for uid, entry in self._prepared.items() if self._clock() < entry[0] + PREPARED_FOR_S

@@ -1,4 +1,4 @@
-"""How much may be done at once, and how much in the long run: status writes, events, token reviews."""
+"""A bound for what is done at once, and in the long run: status writes, events, token reviews."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often what readers alone need is reported and written, by how many jobs there are. Pure; see docs/design/adr/0062-pace.md."""
+"""The pace at which news that only readers need are reported and written: the more jobs, the slower (adr/0062). Pure."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class EventNote:
 class JobStore(Protocol):
     async def get(self, key: Key) -> Job | None:
         """Return the job as last known, or None if it is gone, or another controller's. It is at least as new as what this process
-        wrote last; older than what others wrote it may be, and then a write is refused (rule PERSIST)."""
+        wrote last. It may be older than what others wrote: then a write is refused (rule PERSIST)."""
         ...
 
     async def confirm(self, job: Job, within_s: float) -> None:
@@ -66,7 +66,7 @@ class Workers(PodLookup, Protocol):
         ...
 
     async def prepare(self, job: Job) -> None:
-        """Make sure that the job's Service and ConfigMap exist and are current. Idempotent, cheap when nothing changed."""
+        """Make sure that the job's ConfigMap, and the Service if it has one, exist and are current. Cheap when nothing changed."""
         ...
 
     async def validate(self, job: Job) -> None:

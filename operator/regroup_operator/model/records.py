@@ -1,13 +1,14 @@
-"""What the operator observes: pods as the informer slims them, agents' sessions as the endpoint knows them."""
+"""Records of what the operator observes: pods as the informer slims them, agents' sessions as the endpoint knows them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from regroup.protocol.state import Condition, Seal
-from regroup.protocol.wire import REPORT_EVERY_S, Adopted, Draining, Fault, Formed, Progress, Stacks
+from regroup.protocol.wire import REPORT_EVERY_S, Adopted, Draining, Fault, Progress, Stacks
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import role_place
 
@@ -55,7 +56,7 @@ class Pod:
     init_failed: str = ""
     """Name of the init container that has failed and is not over; empty: there is none. Native sidecars are none."""
     init_failures: int = 0
-    """How often its init containers have been started again, and one more where the last end of `init_failed` was a failure."""
+    """Number of times that its init containers were started again; one more where the last end of `init_failed` was a failure."""
     init_exit_code: int | None = None
     """Exit code of its last end."""
     unset_since_s: float | None = None
@@ -63,9 +64,9 @@ class Pod:
     last_exit_reason: str = ""
     """The kubelet's reason for it: Error, OOMKilled, Unknown, ContainerStatusUnknown, ..."""
     boot_id: str = ""
-    """Of the node, as last heard: another one after each boot. Empty: not known."""
+    """Boot ID of the node, as last heard: another one after each boot. Empty: not known."""
     waiting_reason: str = ""
-    """Why a container waits: ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, ..."""
+    """Reason for which a container waits: ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, ..."""
     waiting_message: str = ""
     unschedulable: str = ""
     """Message of PodScheduled=False, else empty."""
@@ -78,10 +79,10 @@ class Pod:
     disruption: str = ""
     """Reason of condition DisruptionTarget=True: PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, ..."""
     drain_taint: str = ""
-    """Key of a taint that announces the end of its node (settings.drain_taints), and that came after the pod; empty: there is none,
-    or the pod's template tolerates it by its key."""
+    """Key of a taint that announces the end of its node (settings.drain_taints), and that came after the pod. Empty: there is no
+    such taint, or the pod's template tolerates it by its key."""
     role: str = ""
-    """Of spec.roles; `slot` is then its index. Empty: a worker."""
+    """Name of its role in spec.roles; `slot` is then its index. Empty: a worker."""
     spec_digest: str = ""
     """`api.worker_digest` (of a role: `role_digest`) of the spec that the pod was made from; empty: not known."""
 
@@ -113,7 +114,8 @@ class Pod:
 
     @property
     def notice(self) -> str:
-        """Why it is asked to leave before anybody has deleted it or told its agent, as a clause; empty: it is not."""
+        """The reason for which it is asked to leave before anybody has deleted it or told its agent, as a clause; empty: it is
+        not."""
         if not self.alive or self.terminating:
             return ""
         if self.drain_taint:
@@ -122,7 +124,7 @@ class Pod:
 
     @property
     def num_ends(self) -> int:
-        """How often its trainer container has ended, as far as the API shows it."""
+        """Number of ends of its trainer container, as far as the API shows them."""
         return self.container_restarts + (self.phase == "Failed" or self.disrupted != "")
 
     @cached_property
@@ -149,12 +151,12 @@ class Silence:
     since_s: float
     """Since when, on the controller's monotonic clock, or earlier."""
     age_s: float
-    """How long that was when it said so."""
+    """Seconds that it had lasted when the agent said so."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What the membership endpoint knows of one agent; replaced whole at each report. Times are monotonic seconds."""
+    """All that the membership endpoint knows of one agent; replaced whole at each report. Times are monotonic seconds."""
 
     pod_uid: str
     boot: str
@@ -163,11 +165,11 @@ class Session:
     condition_at_s: float
     """When `condition.phase`, generation or incarnation last changed."""
     heard_at_s: float
-    """When the agent last said anything."""
+    """Time of the agent's last report."""
     seal: Seal | None = None
     store_port: int = 0
     closed_at_s: float | None = None
-    """When the stream closed; None while it is open."""
+    """Time at which the stream closed; None while it is open."""
     closed_step: int = 0
     """Newest step known when the stream closed: only progress two above it proves life (rule FENCE)."""
     progress: Progress | None = None
@@ -175,16 +177,14 @@ class Session:
     """The report of the first commit in `progress_generation` (it carries first_step_ms)."""
     progress_generation: int = 0
     progress_at_s: float | None = None
-    """When its step was committed; progress_told_s: when that was first heard."""
+    """Time at which its step was committed; progress_told_s: time at which that was first heard."""
     progress_told_s: float = 0.0
     report_every_s: float = REPORT_EVERY_S
-    """How often it reports progress where it is one of the two lowest members, by the last answer."""
+    """Seconds between two reports of progress, if it is one of the two lowest members, by the last answer."""
     progress_due_s: float | None = None
-    """When it says more of its progress than it has if a step is committed by then; None: a second after it was told."""
+    """Time of its next report of progress, if a step is committed by then; None: a second after the last one was told."""
     step_s: float | None = None
     """Mean duration of the steps between the last two reports of progress."""
-    formed: Formed | None = None
-    formed_generation: int = 0
     adopted: Adopted | None = None
     adopted_generation: int = 0
     """Generation that all of the worker's processes have adopted, by the newest report."""
@@ -193,49 +193,58 @@ class Session:
     fault_at_s: float | None = None
     draining: Draining | None = None
     rebooted_at_s: float | None = None
-    """When another agent process in the same pod said hello; None: this is the first one."""
+    """Time at which another agent process in the same pod said hello; None: this is the first one."""
     exits: tuple[ProcessExit, ...] = ()
     """Trainer processes that ended by themselves, oldest first, at most the last 32."""
     last_exits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By local rank: generation and incarnation of the last exit that counted."""
+    """Generation and incarnation of the last exit that counted, by local rank."""
     num_exits: int = 0
-    """How many there were in all in this record's life."""
+    """Number of all exits in this record's life."""
     told_generation: int = 0
     """Newest generation sent on the stream that is open now."""
     told_finish: int = 0
     """The newest generation whose end was sent on the stream that is open now."""
     told_tier: str = ""
     told_outcome: str = ""
-    """What the last `stop` on the stream that is open now said; empty: there was none."""
+    """Outcome of the last `stop` on the stream that is open now; empty: there was none."""
     told_stop_at_s: float | None = None
-    """When an agent of this pod was first told to stop."""
+    """Time at which an agent of this pod was first told to stop."""
     start_s: float | None = None
-    """How long its processes' last start took until all had attached; None: it has not been seen."""
+    """Seconds that its processes' last start took until all had attached; None: it has not been seen."""
     busy_since_s: tuple[float, ...] = ()
-    """When each of `condition.busy` began."""
+    """Times at which each of `condition.busy` began."""
     busy_ended_s: float = float("-inf")
-    """When the last of them was over."""
+    """Time at which the last of them was over."""
     stacks: Stacks | None = None
     """Its processes' last stacks, of `stacks_generation`, told at `stacks_at_s`."""
     stacks_generation: int = 0
     stacks_at_s: float | None = None
     asked_stacks_at_s: float | None = None
-    """When `dumpStacks` was last sent to this agent."""
+    """Time at which `dumpStacks` was last sent to this agent."""
     killed: tuple[int, ...] = ()
     """Incarnations of the processes that it was last told to kill, at `killed_at_s`."""
     killed_at_s: float = float("-inf")
     asked_at_s: float | None = None
-    """When `progress?` or `ping` was last sent to this agent."""
+    """Time at which `progress?` or `ping` was last sent to this agent."""
     unanswered_since_s: float | None = None
-    """When the first of them was sent that nothing has followed; None: the agent has spoken since."""
+    """Time at which the first of them was sent that nothing has followed; None: the agent has spoken since."""
     observed_port: int = 0
-    """Where other agents see whether its pod's kernel answers; 0: nowhere."""
+    """Port at which other agents see whether its pod's kernel answers; 0: there is none."""
     unheard: tuple[Silence, ...] = ()
-    """What it observes and has heard nothing of, by its last report."""
+    """Workers that it observes and has heard nothing of, by its last report."""
+
+    def but(self, **fields: Any) -> Session:
+        """Return this session with some fields changed. The endpoint does this for each report: `dataclasses.replace` calls the
+        constructor with all fields, which takes as long as reading the report."""
+        assert fields.keys() <= self.__dict__.keys(), fields
+        changed = object.__new__(Session)
+        changed.__dict__.update(self.__dict__)
+        changed.__dict__.update(fields)
+        return changed
 
     @property
     def told_stop(self) -> bool:
-        """Whether it was told to stop on the stream that is open now."""
+        """True if it was told to stop on the stream that is open now."""
         return bool(self.told_outcome)
 
     def hung(self, generation: int) -> str:
@@ -263,9 +272,9 @@ class ProcessExit:
     detail: str = ""
     """The numbers behind `reason`; of CannotRun the library's sentence."""
     hung: str = ""
-    """Why its agent killed it, on the operator's word; empty: it ended by itself."""
-    number: int = 0
-    """wire.Fault.ended: it grows with each exit of the pod; 0: its agent is of an earlier release."""
+    """The reason for which its agent killed it, on the operator's word; empty: it ended by itself."""
+    number: int = 1
+    """The exit's number in its pod (wire.Fault.ended). It grows with each exit."""
 
 
 @dataclass(frozen=True)
@@ -281,11 +290,11 @@ class Settings:
     planned_timeout_s: float = 30.0
     """A planned generation that its members have not all entered by then (at least three steps) is dropped for a forced one."""
     settle_s: float = 0.25
-    """After a broken collective without a known culprit: wait this long for the culprit's own report."""
+    """Seconds for which the culprit's own report is waited for after a broken collective."""
     form_timeout_s: float = 20.0
-    """A forced generation that its members have not all entered by then (at least three steps), or not formed so long after
-    the last one entered, is announced anew, without those that did not enter. Doubled for each generation in a row that did
-    not form."""
+    """A forced generation that its members have not all entered by then (at least three steps) is announced anew, without those
+    that did not enter. So is one that they have not formed so long after the last one entered. Doubled for each generation in a
+    row that did not form."""
     adopt_timeout_s: float = 60.0
     """The same for a generation that has formed, while its members copy the state or read a checkpoint. Doubled, too."""
     start_timeout_s: float = 600.0
@@ -317,17 +326,17 @@ class Observation:
 
     pods: tuple[Pod, ...]
     sessions: dict[str, Session] = field(default_factory=dict)
-    """By pod UID."""
+    """Sessions by pod UID."""
     term_started_s: float = 0.0
     admitted_by_s: float = 0.0
-    """When the last of the agents that there were at the term's start can have been admitted, monotonic (rate of TokenReviews;
-    where none are needed, the term's start)."""
+    """Time at which the last of the agents of the term's start can have been admitted, monotonic. It follows from the rate of
+    TokenReviews. If none are needed, it is the term's start."""
     waiting: frozenset[str] = frozenset()
     """UIDs of pods whose agents wait to be admitted: they are alive."""
     refusals: dict[str, str] = field(default_factory=dict)
-    """By pod UID: the sentence with which the agent was turned away."""
+    """The sentence with which the agent was turned away, by pod UID."""
     roles: tuple[Pod, ...] = ()
     """The pods of spec.roles."""
     num_out_of_reach: int = 0
-    """Agents of all jobs that have lost their stream although their containers run on nodes that are ready, where they are so many
-    that the operator is the likelier cause (reach.py); else 0."""
+    """Number of agents of all jobs that have lost their stream although their containers run on nodes that are ready. 0: they are
+    few, so that the operator is not the likelier cause (reach.py)."""

@@ -1,8 +1,8 @@
 """The waits of the plan that have no time of their own: what each lacks, which event ends it, and where a user reads it.
 
-A decision waits until a time or for one of these (`worker.Wait`, `worker.Keep`), so that no wait without a time can be added
-without naming the event that ends it. docs/design/protocol.md, "What must hold for liveness", has the same table;
-tests/unit/controller/test_waits.py brings each about, and ends it.
+A decision waits until a time or for one of these (`worker.Wait`, `worker.Keep`). So nobody can add a wait without a time and not
+name the event that ends it. The table "What must hold for liveness" of docs/design/protocol.md is the same, and
+tests/unit/controller/test_waits.py brings each wait about, and ends it.
 
 Where another stage says that nothing is due (`Hang.due_s`, `Lateness.due_s`, `WorkerChanges.due_s` are None), there is
 nothing that it waits for.
@@ -19,7 +19,7 @@ class OpenWait:
     """One wait without a time."""
 
     reason: str
-    """Of the decision; of condition Training too, where that is False. Empty: the newest generation is kept as it is."""
+    """Reason of the decision, and of condition Training where that is False. Empty: the newest generation is kept as it is."""
     lacks: str
     ended_by: str
     reads: tuple[str, str, str]
@@ -27,7 +27,7 @@ class OpenWait:
 
 
 class UntilEvent(Enum):
-    """What a wait without a time waits for."""
+    """The events for which a wait without a time waits."""
 
     FIRST_WORKERS = OpenWait(
         "TooFewReady",

@@ -8,8 +8,11 @@ from regroup_operator.api import GROUP, KIND, VERSION, Job
 from regroup_operator.api.names import LABEL_JOB_NAME, config_map_name, service_name, worker_labels
 
 
-def service(job: Job) -> dict[str, Any]:
-    """Return the headless Service that gives each worker a DNS name, ready or not; where the job has roles, their pods, too."""
+def service(job: Job) -> dict[str, Any] | None:
+    """Return the headless Service that gives each worker a DNS name, ready or not; where the job has roles, their pods, too. None:
+    the job wants no names."""
+    if not job.spec.network.pod_names:
+        return None
     everyone = {LABEL_JOB_NAME: job.name}
     return {
         "apiVersion": "v1",
@@ -63,6 +66,13 @@ def app_labels(job: Job) -> dict[str, str]:
         "app.kubernetes.io/component": "worker",
         "app.kubernetes.io/managed-by": "regroup",
     }
+
+
+def name_in_dns(spec: dict[str, Any], job: Job, hostname: str) -> None:
+    """Give a pod the name by which the headless Service makes it known, where its template gives none."""
+    if job.spec.network.pod_names:
+        spec.setdefault("hostname", hostname)
+        spec.setdefault("subdomain", service_name(job.name))
 
 
 def resolve_names(spec: dict[str, Any]) -> None:

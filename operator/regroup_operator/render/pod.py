@@ -19,13 +19,12 @@ from regroup_operator.api.names import (
     LABEL_SLOT,
     TRAINER_CONTAINER,
     config_map_name,
-    service_name,
     worker_labels,
     worker_pod_name,
 )
 from regroup_operator.api.spec import CHECKPOINT_DIR
 from regroup_operator.model.records import Settings
-from regroup_operator.render.objects import app_labels, metadata, resolve_names
+from regroup_operator.render.objects import app_labels, metadata, name_in_dns, resolve_names
 from regroup_operator.render.placement import avoid, spread
 
 AGENT_IN_IMAGE = "/regroup/agent.pyz"
@@ -83,10 +82,8 @@ def worker_pod(
     # What admission would fill in; said here, because a projected token needs it.
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("automountServiceAccountToken", False)
-    spec.setdefault("subdomain", service_name(job.name))
+    name_in_dns(spec, job, pod["metadata"]["name"])
     resolve_names(spec)
-    # The name that the processes see anyway; said here, the headless Service gives it an address in the DNS.
-    spec.setdefault("hostname", pod["metadata"]["name"])
     _add_agent(spec, settings)
     _add_volumes(spec, job)
     trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)

@@ -33,8 +33,8 @@ class Renderer:
         """Return the pod of a role."""
         return role_pod(job, role, index, attempt)
 
-    def service(self, job: Job) -> dict[str, Any]:
-        """Return the headless Service."""
+    def service(self, job: Job) -> dict[str, Any] | None:
+        """Return the headless Service; None: the job wants no names for its pods."""
         return service(job)
 
     def config_map(self, job: Job) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from regroup_operator.api.names import (
     role_host_name,
     role_labels,
     role_pod_name,
-    service_name,
 )
-from regroup_operator.render.objects import app_labels, metadata, resolve_names
+from regroup_operator.render.objects import app_labels, metadata, name_in_dns, resolve_names
 
 ROLE_NAME, ROLE_INDEX = "REGROUP_ROLE", "REGROUP_ROLE_INDEX"
 """Environment variables of a role's containers: which role, and which of its pods."""
@@ -39,8 +38,7 @@ def role_pod(job: Job, role: str, index: int, attempt: int) -> dict[str, Any]:
     spec: dict[str, Any] = pod["spec"]
     spec.setdefault("restartPolicy", "OnFailure")
     spec.setdefault("automountServiceAccountToken", False)
-    spec.setdefault("hostname", role_host_name(job.name, role, index))
-    spec.setdefault("subdomain", service_name(job.name))
+    name_in_dns(spec, job, role_host_name(job.name, role, index))
     resolve_names(spec)
     ours = {env.JOB_NAME: job.name, ROLE_NAME: role, ROLE_INDEX: str(index)}
     for container in spec["containers"]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from _regroup_agent import ending
 from _regroup_agent import events as ev
+from _regroup_agent.observing import MANY, Watch
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol import local, wire
 from regroup.protocol.snapshot import SnapshotState
@@ -354,9 +356,8 @@ def test_broken_collective_of_a_generation_that_is_fenced_is_no_fault_h13() -> N
 def test_reconnect_says_again_what_the_operator_may_have_forgotten_h6() -> None:
     drive = Drive().session().trains(1, 7)
     drive.feed(ev.Disconnected()).feed(ev.Connected())
-    formed, adopted, progress = drive.bodies()
-    assert formed == wire.Formed(1.0)
-    assert adopted == wire.Adopted(7, "self", StatePair(1, 7), 1.0)
+    adopted, progress = drive.bodies()
+    assert adopted == wire.Adopted(7, "self", StatePair(1, 7), form_ms=1.0, transfer_ms=1.0)
     assert (progress.step, progress.digest) == (7, "d7")
     broken = drive.says(left(1, 7, cause="collective", message="Lost.")).report
     assert (broken.condition.phase, broken.condition.cause, broken.condition.heard) == (Phase.BROKEN, "Lost.", 1)
@@ -386,7 +387,6 @@ def test_what_is_said_once_in_a_generation_reaches_the_next_operator(
     drive.feed(ev.Connected())
     (progress,) = drive.bodies(wire.Progress)
     assert (progress.step, progress.first_step_ms, progress.steps_redone) == ((5, 1234.0, 1) if again else (5, None, 0))
-    assert drive.bodies(wire.Formed) == ([wire.Formed(1.0)] if again else [])
     assert drive.wait(60).bodies() == []
 
 
@@ -395,6 +395,60 @@ def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
     assert drive.bodies() == []
     assert drive.wait(0.02).bodies() == [wire.Changed()]
     assert drive.wait(60).bodies() == []
+
+
+def forms(number: int, **changed: Any) -> Drive:
+    """A worker that trains in one generation less, whose process goes into this one and arrives at its store."""
+    drive = Drive().session().trains(number - 1, 7).wait(1)
+    drive.generation(number, **changed).says(left(number - 1, 7)).says(local.Entering(number))
+    return drive.wait(0.1).says(local.Arrived(number))
+
+
+@pytest.mark.parametrize("kind", ["forced", "planned"])
+def test_arrived_formed_and_adopted_travel_together(kind: str) -> None:
+    drive = forms(2, kind=kind)
+    said = len(drive.bodies(ever=True))
+    drive.wait(0.1).says(local.FormedLocally(2, 30.0)).wait(0.1)
+    drive.says(local.AdoptedLocally(2, 7, "self", StatePair(1, 7), 2.0))
+    adopted = wire.Adopted(7, "self", StatePair(1, 7), form_ms=30.0, transfer_ms=2.0)
+    assert drive.bodies(ever=True)[said:] == [adopted]
+    assert drive.wait(60).bodies() == []
+
+
+def test_way_into_a_generation_that_takes_long_is_said() -> None:
+    """Who does not come, and what the others wait for, is judged by it (rule DEADLINE)."""
+    drive = forms(2)
+    assert drive.wait(0.5).bodies() == [wire.Changed()]
+    assert drive.phase == Phase.ARRIVED
+    drive.says(local.FormedLocally(2, 600.0))
+    assert drive.wait(0.5).bodies() == [wire.Changed()]
+    assert drive.phase == Phase.ADOPTING
+
+
+@pytest.mark.parametrize(
+    ("kind", "soon"),
+    [
+        pytest.param("planned", True, id="the others train until it has arrived"),
+        pytest.param("forced", False, id="the others form"),
+    ],
+)
+def test_arrival_of_a_worker_that_joins_is_said_at_once_where_others_wait_for_it(kind: str, soon: bool) -> None:
+    drive = Drive().session().wait(1).generation(2, kind=kind).says(local.Entering(2)).wait(0.1)
+    assert drive.bodies() == [], "that it forms is nothing that anybody waits for"
+    drive.says(local.Arrived(2))
+    assert drive.wait(0.02).bodies() == ([wire.Changed()] if soon else [])
+
+
+def test_silence_that_is_observed_on_the_way_into_a_generation_is_said_soon() -> None:
+    drive = forms(2)
+    observed = wire.Observed("other", "10.0.0.2", 6001)
+    watch = Watch(observed)
+    watch.begin(drive.now_s)
+    watch.answered()
+    for _ in range(MANY):
+        watch.failed()
+    drive.feed(ev.Watched((watch,)))
+    assert drive.wait(0.02).bodies() == [wire.Changed()]
 
 
 @pytest.mark.parametrize(

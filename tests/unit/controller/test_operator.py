@@ -139,7 +139,7 @@ def test_both_faults_are_reported_and_the_operator_dies_before_it_acts(tmp_path:
     with pytest.raises(Killed):
         world.settle()
     for agent in world.agents.values():
-        agent.faults = Faults()  # of an earlier release: what is answered is not sent again
+        agent.faults = Faults()  # no fault is sent again: the conditions have to be enough
     world.start_operator()
     world.advance(1)
     world.agents[world.uid(1)].trainers[0].attach()

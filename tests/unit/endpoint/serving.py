@@ -24,7 +24,7 @@ from tests.unit.endpoint.reports import JOB_UID, POD_UID
 
 POD = Pod("team", "digits-worker-0-0", POD_UID, "digits", JOB_UID, 0, 0)
 OTHER = replace(POD, name="digits-worker-1-0", uid="other-uid", slot=1)
-PATH = "/v1/namespaces/team/pods/digits-worker-0-0/"
+PATH = "/v1/namespaces/team/pods/digits-worker-0-0/stream"
 TOKENS = {"token-0": POD, "token-1": OTHER}
 DEADLINE_S = 5.0
 
@@ -34,6 +34,7 @@ class Tokens:
 
     def __init__(self) -> None:
         self.workers = [POD, OTHER]
+        self.num_authenticated = 0
         self.num_asked = 0
         """How many reports on streams."""
 
@@ -42,6 +43,7 @@ class Tokens:
             raise UnavailableError("The API server does not answer; try again.")
         if token == "bug":
             raise ZeroDivisionError
+        self.num_authenticated += 1
         pod = TOKENS.get(token)
         if pod is None:
             raise Unauthorized("The token is not valid.")
@@ -68,15 +70,11 @@ class Server:
     tokens: Tokens
     runner: web.AppRunner
 
-    async def post(self, data: Any, token: str | None = "token-0", path: str = PATH + "reports") -> tuple[int, str]:
-        """Return (status, sentence or empty)."""
+    async def post(self, data: Any, token: str | None = "token-0", path: str = PATH) -> tuple[int, str]:
+        """Send a stream that ends after `data`. Returns (status, sentence or empty)."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         async with self.http.post(self.url + path, data=data, headers=headers) as answer:
             return await sentence(answer)
-
-    def stream(self, boot: str = "boot", protocol: str = "1", token: str = "token-0") -> Any:
-        query = f"commands?boot={boot}&protocol={protocol}"
-        return self.http.get(self.url + PATH + query, headers={"Authorization": f"Bearer {token}"})
 
     def session(self) -> Any:
         return self.registry.sessions([POD]).get(POD_UID)

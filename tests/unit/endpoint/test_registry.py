@@ -46,7 +46,7 @@ def lines(stream: Stream) -> list[Command | None]:
 def test_everything_that_an_agent_does_enqueues_its_job() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     world.registry.report(POD, make_report(Progress(1)))
     world.registry.close(POD, stream)
     assert (world.enqueued, world.later) == ([("team", "digits")] * 4, [])
@@ -74,7 +74,7 @@ TRAINING: dict[str, Any] = {"phase": "training", "generation": 1, "heard": 1, "e
 def test_progress_alone_is_planned_for_a_little_later(report: Report, at_once: bool) -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    world.registry.open(POD, "boot")
+    world.registry.open(POD)
     world.registry.report(POD, make_report(Progress(6), **TRAINING))
     world.enqueued.clear()
     world.registry.report(POD, report)
@@ -85,7 +85,7 @@ def test_progress_alone_is_planned_for_a_little_later(report: Report, at_once: b
 def test_answer_to_a_question_is_planned_for_at_once() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    world.registry.open(POD, "boot")
+    world.registry.open(POD)
     world.registry.report(POD, make_report(Progress(6), **TRAINING))
     world.registry.tell(POD.uid, POD.job_uid, 1, ProgressRequest())
     world.enqueued.clear()
@@ -111,7 +111,7 @@ def test_of_500_jobs_whose_workers_report_50_times_a_second_none_is_planned_more
 
     for pod in pods:
         registry.report(pod, replace(hello(), pod_uid=pod.uid))
-        registry.open(pod, "boot")
+        registry.open(pod)
         registry.report(pod, replace(make_report(Progress(1), **TRAINING), pod_uid=pod.uid))
     work()
     planned.clear()
@@ -136,8 +136,8 @@ def test_jobs_count_as_long_as_one_of_their_streams_is_open() -> None:
     streams = []
     for pod in (POD, peer, stranger):
         registry.report(pod, replace(hello(), pod_uid=pod.uid, job_uid=pod.job_uid))
-        streams.append(registry.open(pod, "boot"))
-    again = registry.open(POD, "boot")  # the stream before it is replaced, and its end says nothing
+        streams.append(registry.open(pod))
+    again = registry.open(POD)  # the stream before it is replaced, and its end says nothing
     registry.close(POD, streams[0])
     assert (registry.num_jobs, registry.progress_factor) == (2, 20.0)
     registry.close(POD, again)
@@ -151,7 +151,7 @@ def test_job_among_many_is_planned_for_as_seldom_as_it_reports() -> None:
     later: list[float] = []
     registry = Registry(lambda: 0.0, lambda _: None, lambda _, wait_s: later.append(wait_s), lambda _: 4.0)
     registry.report(POD, hello())
-    registry.open(POD, "boot")
+    registry.open(POD)
     for step in (6, 7):
         registry.report(POD, make_report(Progress(step), step=step, **TRAINING))
     assert later == [4.0 * PROGRESS_PLAN_S]
@@ -168,9 +168,9 @@ def test_dropped_report_is_counted_and_enqueues_nothing() -> None:
 def test_stream_of_a_newer_boot_ends_the_one_before() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    old = world.registry.open(POD, "boot")
+    old = world.registry.open(POD)
     world.registry.report(POD, hello(boot="second"))
-    new = world.registry.open(POD, "second")
+    new = world.registry.open(POD)
     assert lines(old) == [None]
     world.registry.close(POD, old)  # its handler ends late: the new one stays
     assert world.registry.sessions([POD])["pod-uid"].connected
@@ -183,7 +183,7 @@ def test_told_is_remembered_for_the_stream_only() -> None:
     world = Setting()
     world.registry.report(POD, hello())
     world.registry.tell("pod-uid", "job-uid", 1, Ping())  # without a stream nothing happens
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     for body in (Welcome("Session"), ProgressRequest(), Stop("Released")):
         world.registry.tell("pod-uid", "job-uid", 4, body)
     session = world.registry.sessions([POD])["pod-uid"]
@@ -197,7 +197,7 @@ def test_commands_carry_what_the_agent_has_heard_where_the_status_is_older() -> 
     """It was restored from a backup; an agent refuses what comes from before the newest that it has heard (FENCE)."""
     world = Setting()
     world.registry.report(POD, hello(heard=7))
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     for newest in (4, 9):
         world.registry.tell("pod-uid", "job-uid", newest, Ping())
     assert [c.generation for c in lines(stream) if c] == [7, 9]
@@ -206,7 +206,7 @@ def test_commands_carry_what_the_agent_has_heard_where_the_status_is_older() -> 
 def test_what_was_not_answered_is_known_from_the_first_time_it_was_asked() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    world.registry.open(POD, "boot")
+    world.registry.open(POD)
     for now_s in (100.0, 101.0):
         world.now_s = now_s
         world.registry.tell("pod-uid", "job-uid", 1, Ping())
@@ -221,7 +221,7 @@ def test_closed_stream_knows_the_newest_step_of_its_job_only() -> None:
     peer, stranger = replace(POD, uid="peer"), replace(POD, uid="stranger", job_uid="other-job")
     for pod in (POD, peer, stranger):
         world.registry.report(pod, replace(hello(), pod_uid=pod.uid, job_uid=pod.job_uid))
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     world.registry.report(peer, replace(make_report(Progress(12)), pod_uid="peer"))
     world.registry.report(stranger, replace(make_report(Progress(99)), pod_uid="stranger", job_uid="other-job"))
     world.registry.close(POD, stream)
@@ -231,7 +231,7 @@ def test_closed_stream_knows_the_newest_step_of_its_job_only() -> None:
 def test_agents_of_pods_that_are_gone_are_forgotten() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     world.registry.forget(lambda _: False)
     assert world.registry.knows("pod-uid", "boot")  # its stream is open: it is not gone yet
     world.registry.close(POD, stream)
@@ -257,7 +257,7 @@ def test_agent_that_was_turned_away_is_remembered_until_it_can_be_understood() -
 def test_leader_that_ends_closes_all_streams() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     world.registry.close_all()
     assert lines(stream) == [None]
 
@@ -265,7 +265,7 @@ def test_leader_that_ends_closes_all_streams() -> None:
 def test_stream_that_nobody_reads_ends_and_holds_no_more_than_its_bound() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     for _ in range(MAX_LINES):
         world.registry.tell(POD.uid, POD.job_uid, 1, Ping())
     assert stream._lines.qsize() == MAX_LINES
@@ -303,7 +303,7 @@ def test_many_that_lose_their_stream_at_once_are_out_of_reach_until_they_call_ag
     agents = pods(100)
     for pod in agents:
         world.registry.report(pod, replace(hello(), pod_uid=pod.uid))
-    streams = {pod.uid: world.registry.open(pod, "boot") for pod in agents}
+    streams = {pod.uid: world.registry.open(pod) for pod in agents}
     for pod in agents[:19]:
         world.registry.close(pod, streams[pod.uid])
     assert world.registry.out_of_reach() == 0, "a rack"
@@ -320,7 +320,7 @@ def test_many_that_lose_their_stream_at_once_are_out_of_reach_until_they_call_ag
     world.now_s += 1.0
     assert world.registry.out_of_reach() == 39
     for pod in agents[:25]:
-        world.registry.open(pod, "boot")
+        world.registry.open(pod)
     world.now_s += 1.0
     assert world.registry.out_of_reach() == 0
 
@@ -332,14 +332,14 @@ def test_who_has_stopped_is_not_out_of_reach() -> None:
     )
     for pod in pods(30):
         world.registry.report(pod, replace(hello(phase=Phase.STOPPED), pod_uid=pod.uid))
-        world.registry.close(pod, world.registry.open(pod, "boot"))
+        world.registry.close(pod, world.registry.open(pod))
     assert world.registry.out_of_reach() == 0
 
 
 def test_nothing_is_kept_of_who_is_out_of_reach_and_gone() -> None:
     world = Setting()
     world.registry.report(POD, hello())
-    world.registry.close(POD, world.registry.open(POD, "boot"))
+    world.registry.close(POD, world.registry.open(POD))
     assert len(world.registry._closed) == 1
     world.registry.forget(lambda _: False)
     assert world.registry._closed == {}
@@ -363,11 +363,11 @@ def test_progress_of_a_pod_in_another_namespace_is_not_a_jobs() -> None:
     """Whoever may make pods writes any UID into an ownerReference; a job's own are in its namespace."""
     world = Setting()
     world.registry.report(POD, hello())
-    stream = world.registry.open(POD, "boot")
+    stream = world.registry.open(POD)
     world.registry.report(POD, make_report(Progress(12), **TRAINING))
     stranger = replace(POD, namespace="elsewhere", uid="stranger")
     world.registry.report(stranger, replace(hello(), pod_uid="stranger"))
-    world.registry.open(stranger, "boot")
+    world.registry.open(stranger)
     world.registry.report(
         stranger, replace(make_report(Progress(10**9), **TRAINING | {"generation": 9, "heard": 9}), pod_uid="stranger")
     )

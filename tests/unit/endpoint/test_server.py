@@ -17,9 +17,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from _regroup_agent import http
 from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
-from regroup.protocol.wire import Accepted, Command, Progress, Report, Welcome
+from regroup.protocol.wire import Hello, Report, Welcome
 from regroup_operator.endpoint.certificates import Authority, reload
 from regroup_operator.endpoint.server import ACCEPTS, MAX_CONNECTIONS, Callers
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
@@ -30,7 +31,6 @@ from tests.unit.endpoint.serving import (
     POD,
     Server,
     connect,
-    sentence,
     with_server,
 )
 
@@ -50,44 +50,13 @@ def changed_line(**fields: Any) -> bytes:
     return json.dumps(data).encode()
 
 
-def test_hello_then_stream_then_reports() -> None:
-    async def test(server: Server) -> None:
-        assert await server.post(line(hello())) == (200, "")
-        async with server.stream() as answer:
-            assert (answer.status, answer.content_type) == (200, "application/x-ndjson")
-            await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
-            server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
-            command = Command.decode(await answer.content.readline())
-            assert (command.pod_uid, command.generation, command.body) == (POD_UID, 3, Welcome("Session"))
-            assert await server.post(line(make_report(Progress(7)))) == (204, "")
-            assert server.session().progress.step == 7
-        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
-        assert set(server.enqueued) == {("team", "digits")}
-
-    with_server(test)
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.5])
-def test_progress_is_answered_with_how_often_it_is_wanted(factor: float) -> None:
-    async def test(server: Server) -> None:
-        assert await server.post(line(hello())) == (200, "")
-        headers = {"Authorization": "Bearer token-0"}
-        async with server.http.post(
-            server.url + PATH + "reports", data=line(make_report(Progress(7))), headers=headers
-        ) as answer:
-            body = await answer.read()
-            said = Accepted.decode(body).progress_factor if body else 1.0
-            assert (answer.status, said) == (204 if factor == 1.0 else 200, factor)
-
-    with_server(test, factor=factor)
-
-
 async def _chunks() -> AsyncIterator[bytes]:
     for _ in range(70):
         yield b" " * 1024
 
 
 FULL = line(hello())
+OPEN = http.request("POST", "x", PATH, "token-0") + http.chunk(FULL)
 BAD: list[Any] = [
     pytest.param(FULL, {"token": None}, 401, "The request has no bearer token.", id="no token"),
     pytest.param(FULL, {"token": "expired"}, 401, "The token is not valid.", id="wrong token"),
@@ -95,8 +64,7 @@ BAD: list[Any] = [
     pytest.param(FULL, {"token": "unreachable"}, 503, "The API server does not answer", id="API server down"),
     pytest.param(FULL, {"token": "bug"}, 500, "The operator failed to answer", id="a bug of ours"),
     pytest.param(FULL, {"path": "/v2/else"}, 404, "Not Found: POST /v2/else.", id="another path"),
-    pytest.param(FULL, {"path": PATH + "commands"}, 405, "Method Not Allowed: POST", id="another method"),
-    pytest.param(b" " * (MAX_REPORT_BYTES + 1), {}, 413, "has 65537 bytes; at most 65536 are allowed", id="over 64 KiB"),
+    pytest.param(b" " * (MAX_REPORT_BYTES + 1), {}, 413, "has more than the 65536 bytes that are read", id="over 64 KiB"),
     pytest.param("chunked", {}, 413, "has more than the 65536 bytes that are read", id="over 64 KiB in chunks"),
     pytest.param(b"hello", {}, 400, "The message is not JSON", id="not JSON"),
     pytest.param(b"\xff\xfe{}", {}, 400, "The message is not JSON", id="not text"),
@@ -116,7 +84,11 @@ BAD: list[Any] = [
                  "NaN is not a JSON value", id="a loss that is not a number"),
     pytest.param(changed_line(podUid="other-uid"), {}, 403, "The report is of pod UID other-uid", id="pod UID mismatch"),
     pytest.param(changed_line(jobUid="other"), {}, 403, "The report is of job UID other", id="job UID mismatch"),
-    pytest.param(line(make_report(boot="second")), {}, 409, "The agent must send hello first", id="report of a boot without hello"),
+    pytest.param(changed_line(body={"type": "hello", "protocol": 1, "processes": 1, "faults": 201}), {}, 400,
+                 "hello.faults (201) is more than the 200 that are taken.", id="more faults than an agent keeps"),
+    pytest.param(line(make_report()), {}, 409, "The first line of a stream must be a hello.", id="no hello"),
+    pytest.param(line(make_report(boot="second")), {}, 409, "The first line of a stream must be a hello.", id="of another process"),
+    pytest.param(line(hello(boot="second", incarnation=0)), {}, 409, "The report is of another agent process than", id="delayed"),
 ]  # fmt: skip
 
 
@@ -124,12 +96,14 @@ BAD: list[Any] = [
 def test_bad_call_gets_one_sentence_and_changes_nothing(data: Any, call: Any, status: int, says: str) -> None:
     async def test(server: Server) -> None:
         await server.post(FULL)
+        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
         before, enqueued = server.session(), len(server.enqueued)
         got, said = await server.post(_chunks() if data == "chunked" else data, **call)
         assert (got, says in said, "\n" in said) == (status, True, False), said
         told = server.registry.refusals([POD])  # a version is a condition of the job: it is looked at
-        assert (server.session(), len(server.enqueued) - len(told)) == (before, enqueued)
-        assert bool(told) == ("Protocol version" in says)
+        assert (server.registry.num_connected(), bool(told)) == (0, "Protocol version" in says)
+        if "faults" not in says:  # that hello is one, and says where the worker is
+            assert (server.session(), len(server.enqueued) - len(told)) == (before, enqueued)
         assert await server.post(FULL) == (200, "")  # and the next good call is served
 
     with_server(test)
@@ -142,45 +116,49 @@ def test_message_of_64_kib_is_read() -> None:
     with_server(test)
 
 
-def test_message_that_does_not_end_is_given_up() -> None:
+@pytest.mark.parametrize(
+    "begins",
+    [
+        pytest.param(b'{"boot":', id="half of it"),
+        pytest.param(line(Report("job-uid", POD_UID, "boot", hello().condition, None, 0, Hello(1, 1, 1))), id="a fault is missing"),
+    ],
+)  # fmt: skip
+def test_hello_that_does_not_end_is_given_up(begins: bytes) -> None:
     async def scenario(server: Server) -> None:
         never = asyncio.Event()
 
         async def body() -> AsyncIterator[bytes]:
-            yield b'{"boot":'
+            yield begins
             await never.wait()
 
         status, says = await server.post(body())
-        assert (status, says) == (408, "The message has not come within 0.2 s. Send it again.")
-        assert server.session() is None
+        assert (status, says) == (408, "The hello has not come within 0.2 s. Call again.")
+        assert server.registry.num_connected() == 0
         assert await server.post(line(hello())) == (200, ""), "others are served"
 
-    with_server(scenario, body_timeout_s=0.2)
+    with_server(scenario, hello_timeout_s=0.2)
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "says"),
-    [
-        pytest.param({"boot": ""}, 400, "The query parameter boot is missing", id="no boot"),
-        pytest.param({"protocol": "2"}, 400, "Protocol version 2 is not supported", id="another version"),
-        pytest.param({"protocol": ""}, 400, "Protocol version -1 is not supported", id="no version"),
-        pytest.param(
-            {"protocol": "%C2%B2"}, 400, "Protocol version -1 is not supported", id="a digit that is no number"
-        ),
-        pytest.param({"protocol": "9" * 5000}, 400, "Protocol version -1 is not supported", id="a number without end"),
-        pytest.param({"boot": "second"}, 409, "The agent must send hello first", id="commands before hello"),
-        pytest.param({"token": "token-1"}, 403, "bound to pod", id="another pod's token"),
-    ],
+    ("is_leader", "status", "says"),
+    [(False, 503, "This operator does not lead; other does."), (True, 403, "Pod digits-worker-0-0 is gone.")],
+    ids=["another one leads", "the pod is gone"],
 )
-def test_stream_is_refused(query: dict[str, str], status: int, says: str) -> None:
-    async def test(server: Server) -> None:
-        await server.post(FULL)
-        async with server.stream(**query) as answer:
-            got, said = await sentence(answer)
-        assert (got, says in said) == (status, True), said
+def test_hello_that_comes_late_is_judged_by_what_holds_then(is_leader: bool, status: int, says: str) -> None:
+    async def scenario(server: Server) -> None:
+        async def body() -> AsyncIterator[bytes]:
+            yield b" "
+            await until_async(lambda: server.tokens.num_authenticated, "the token is checked", every_s=0.001)
+            if is_leader:
+                server.tokens.workers.remove(POD)
+            else:
+                server.leader[0] = "other"
+            yield line(hello())
+
+        assert await server.post(body()) == (status, says)
         assert server.registry.num_connected() == 0
 
-    with_server(test)
+    with_server(scenario)
 
 
 def test_non_leader_names_the_leader() -> None:
@@ -194,42 +172,20 @@ def test_non_leader_names_the_leader() -> None:
     with_server(test)
 
 
-def test_stream_of_a_newer_boot_replaces_the_old() -> None:
-    async def test(server: Server) -> None:
-        await server.post(FULL)
-        async with server.stream() as old:
-            await server.post(line(hello(boot="second")))
-            async with server.stream(boot="second") as new:
-                assert await old.content.readline() == b""
-                await until_async(lambda: server.registry.num_connected() == 1, "one connection", every_s=0.001)
-                server.registry.tell(POD_UID, JOB_UID, 1, Welcome("Script"))
-                assert Command.decode(await new.content.readline()).body == Welcome("Script")
-                assert server.session().boot == "second"
-                assert await server.post(line(make_report(boot="boot"))) == (
-                    409,
-                    "The agent must send hello first: this operator does not know its process yet.",
-                )
-        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
-
-    with_server(test)
-
-
 def test_serving_key_is_renewed_without_a_restart_and_strangers_are_not_trusted() -> None:
     async def test(server: Server) -> None:
         reload(server.context, *server.authority.issue(["localhost"], ["127.0.0.1"]))
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=server.authority.ca_pem.decode()))
         ) as fresh:
-            async with fresh.post(
-                server.url + PATH + "reports", data=FULL, headers={"Authorization": "Bearer token-0"}
-            ) as answer:
+            async with fresh.post(server.url + PATH, data=FULL, headers={"Authorization": "Bearer token-0"}) as answer:
                 assert answer.status == 200
         stranger = Authority.create()
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=stranger.ca_pem.decode()))
         ) as untrusting:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
-                await untrusting.post(server.url + PATH + "reports", data=FULL)
+                await untrusting.post(server.url + PATH, data=FULL)
 
     with_server(test)
 
@@ -240,9 +196,9 @@ def test_certificate_carries_its_names_only() -> None:
         trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as http:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
-                await http.post(server.url + PATH + "reports", data=FULL)
+                await http.post(server.url + PATH, data=FULL)
             async with http.post(
-                server.url + PATH + "reports",
+                server.url + PATH,
                 data=FULL,
                 headers={"Authorization": "Bearer token-0"},
                 server_hostname="regroup.regroup-system.svc",
@@ -274,16 +230,17 @@ def test_connection_that_asks_for_nothing_is_closed_and_others_are_served(first:
                 await asyncio.sleep(0.05)
 
         trickling = asyncio.create_task(trickle())
-        async with server.stream() as agent:
-            await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
-            async with asyncio.timeout(DEADLINE_S):
-                with contextlib.suppress(ConnectionError):
-                    assert await reader.read() == b""
+        agent, agent_writer = await connect(server)
+        agent_writer.write(OPEN)
+        await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
+        async with asyncio.timeout(DEADLINE_S):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
             server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
-            assert await agent.content.readline(), "the agent's stream stays"
+            assert await agent.readuntil(b'"welcome"'), "the agent's stream stays"
         trickling.cancel()
         writer.close()
-        assert await server.post(line(hello())) == (200, ""), "the agent's idle connection, too"
+        agent_writer.close()
 
     with_server(scenario, request_timeout_s=0.4)
 
@@ -298,9 +255,7 @@ def test_stranger_gets_one_answer_on_a_connection(token: str, leader: str | None
     async def scenario(server: Server) -> None:
         server.leader[0] = leader
         reader, writer = await connect(server)
-        request = (
-            f"POST {PATH}reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}"
-        )
+        request = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}"
         writer.write(request.encode())
         async with asyncio.timeout(DEADLINE_S):
             answer = await reader.read()
@@ -350,8 +305,7 @@ def test_pod_has_no_more_than_some_connections_and_the_oldest_goes() -> None:
 
     async def call(server: Server, token: str, path: str, report: bytes) -> tuple[asyncio.StreamReader, Any]:
         reader, writer = await connect(server)
-        head = f"POST {path}reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(report)}\r\n\r\n"
-        writer.write(head.encode() + report)
+        writer.write(http.request("POST", "x", path, token) + http.chunk(report))
         async with asyncio.timeout(DEADLINE_S):
             assert (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1] == b"200"
         return reader, writer

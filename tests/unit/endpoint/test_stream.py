@@ -9,6 +9,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,20 @@ from _regroup_agent import http
 from _regroup_agent.link import Endpoint as Agent
 from _regroup_agent.link import Link
 from harness.polling import until_async
-from regroup.protocol import MAX_REPORT_BYTES, codec
-from regroup.protocol.wire import Answered, Command, Fault, Greeted, Progress, Report, Welcome
-from regroup_operator.endpoint.server import Callers, Endpoint
+from regroup.protocol import MAX_REPORT_BYTES, VERSION, codec
+from regroup.protocol.wire import Answered, Command, Fault, Hello, Progress, Report, Welcome
+from regroup_operator.endpoint.server import Callers, Endpoint, _Answers
 from regroup_operator.model.records import Pod
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
-from tests.unit.endpoint.serving import DEADLINE_S, PATH, POD, Server, connect, sentence, serving, with_server
+from tests.unit.endpoint.serving import DEADLINE_S, PATH, POD, Server, connect, serving, with_server
 from tests.unit.endpoint.test_fuzz import BODIES, mutated
 
-OPEN = http.request("POST", "x", PATH + "stream?boot=boot&protocol=1", "token-0", is_stream=True)
+HEAD = http.request("POST", "x", PATH, "token-0")
+OPEN = HEAD + http.chunk(codec.line(hello()))
 CHANGED = codec.line(make_report())
+FAULT = codec.line(make_report(Fault("collective", "Lost.", generation=1)))
+SOON_S = 0.01
+"""How long reports wait for their answer here."""
 
 
 class Caller:
@@ -66,9 +71,8 @@ class Caller:
 
 @asynccontextmanager
 async def calling(**limits: float) -> AsyncIterator[Caller]:
-    """A stream that is open, of a worker that has said hello."""
-    async with serving(**limits) as server:
-        assert await server.post(codec.line(hello())) == (200, "")
+    """A stream that is open."""
+    async with serving(**{"answer_within_s": SOON_S} | limits) as server:
         reader, writer = await connect(server)
         try:
             caller = Caller(server, reader, writer)
@@ -88,52 +92,74 @@ def with_caller(test: Callable[[Caller], Awaitable[None]], **limits: float) -> N
     asyncio.run(run())
 
 
-def test_hello_and_stream_are_one_connection() -> None:
-    """The answer to hello says that they may be."""
+def test_hello_and_its_faults_come_before_the_stream_opens() -> None:
+    """The first plan that sees the worker connected knows how its processes have ended."""
 
     async def scenario(server: Server) -> None:
         reader, writer = await connect(server)
-        exited = codec.line(make_report(Fault("exit", exit_code=1, ended=1)))
-        for body in (codec.line(hello()), exited):
-            writer.write(http.request("POST", "x", PATH + "reports", "token-0", body))
-        writer.write(OPEN)
-        greeted = await http.read_head(reader)
-        assert Greeted.decode(await http.read_body(reader, greeted)).one_connection
-        assert (await http.read_head(reader)).status == 204
+        exits = [codec.line(make_report(Fault("exit", exit_code=1, ended=number, generation=1))) for number in (1, 2)]
+        writer.write(HEAD + http.chunk(codec.line(make_report(Hello(VERSION, 1, faults=2)))) + http.chunk(exits[0]))
+        await until_async(
+            lambda: server.session() and server.session().num_exits == 1, "the first is there", every_s=0.001
+        )
+        assert not server.session().connected
+        writer.write(http.chunk(exits[1]) + http.chunk(codec.line(make_report(Progress(7)))))
         caller = Caller(server, reader, writer)
         assert (await caller.head()).status == 200
-        assert await caller.says(codec.line(make_report(Progress(7)))) == Answered(204)
-        assert server.session().progress.step == 7
-        assert server.session().num_exits == 1
+        assert [await caller.line() for _ in range(3)] == [Answered(1), Answered(2), Answered(3)]
+        assert (server.session().num_exits, server.session().progress.step) == (2, 7)
         server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
         command = await caller.line()
         assert isinstance(command, Command)
         assert (command.generation, command.body) == (3, Welcome("Session"))
         writer.transport.abort()
         await caller.closed()
+        assert set(server.enqueued) == {("team", "digits")}
+
+    with_server(scenario, answer_within_s=SOON_S)
+
+
+def test_fault_that_is_refused_with_the_hello_refuses_the_stream() -> None:
+    async def scenario(server: Server) -> None:
+        foreign = replace(make_report(Fault("exit", exit_code=1, ended=1)), pod_uid="other-uid")
+        lines = [make_report(Hello(VERSION, 1, faults=1)), foreign]
+        status, says = await server.post(b"".join(map(codec.line, lines)))
+        assert (status, "The report is of pod UID other-uid" in says) == (403, True)
+        assert server.registry.num_connected() == 0
 
     with_server(scenario)
 
 
-@pytest.mark.parametrize("factor", [1.0, 2.5])
-def test_progress_is_answered_with_how_often_it_is_wanted(factor: float) -> None:
+def test_faults_are_answered_at_once_and_everything_else_together() -> None:
     async def scenario(caller: Caller) -> None:
-        assert await caller.says(codec.line(make_report(Progress(7)))) == Answered(204, "", factor)
-        assert await caller.says(CHANGED) == Answered(204)
+        caller.writer.write(http.chunk(CHANGED * 5))
+        assert await caller.says(FAULT) == Answered(6, progress_factor=2.5), "and what came before it"
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert caller.server.session().fault is not None
+
+    with_caller(scenario, factor=2.5, answer_within_s=1000.0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_answer_says_how_often_progress_is_wanted(factor: float) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.writer.write(http.chunk(codec.line(make_report(Progress(7))) + CHANGED))
+        assert await caller.line() == Answered(2, progress_factor=factor), "one for both"
 
     with_caller(scenario, factor=factor)
 
 
 def test_lines_are_taken_however_they_are_cut() -> None:
     async def scenario(caller: Caller) -> None:
-        text = b"".join(codec.line(make_report(Progress(step))) for step in (1, 2, 3))
+        text = b"".join(codec.line(make_report(Progress(step))) for step in (1, 2, 3)) + FAULT
         for at in range(0, len(text), 7):
             caller.writer.write(http.chunk(text[at : at + 7]))
             await caller.writer.drain()
-        assert [await caller.line() for _ in range(3)] == [Answered(204)] * 3
+        assert await caller.line() == Answered(4)
         assert caller.server.session().progress.step == 3
 
-    with_caller(scenario)
+    with_caller(scenario, answer_within_s=1000.0)
 
 
 def _padded(size: int) -> bytes:
@@ -157,7 +183,7 @@ def changed(**fields: Any) -> bytes:
         pytest.param(changed(body={"type": "hello", "protocol": 2, "processes": 1}), 400, "version 2", True, id="version"),
         pytest.param(changed(podUid="other-uid"), 403, "The report is of pod UID other-uid", False, id="another pod's"),
         pytest.param(changed(jobUid="other"), 403, "The report is of job UID other", False, id="another job's"),
-        pytest.param(changed(boot="second"), 409, "The agent must send hello first", False, id="another process's"),
+        pytest.param(changed(boot="second"), 409, "The report is of another agent process", False, id="another process's"),
     ],
 )  # fmt: skip
 def test_line_that_cannot_be_used_gets_one_sentence(data: bytes, status: int, says: str, goes_on: bool) -> None:
@@ -165,7 +191,7 @@ def test_line_that_cannot_be_used_gets_one_sentence(data: bytes, status: int, sa
         answer = await caller.says(data)
         assert (answer.status, says in answer.error, "\n" in answer.error) == (status, True, False), answer
         if goes_on:
-            assert await caller.says(CHANGED) == Answered(204)
+            assert await caller.says(CHANGED) == Answered(2)
         else:
             assert await caller.line() is None
             await caller.closed()
@@ -178,7 +204,7 @@ def test_operator_that_leads_no_more_takes_nothing_and_ends_the_stream() -> None
         caller.server.leader[0] = "regroup-7d9-b"
         before = caller.server.session()
         answer = await caller.says(codec.line(make_report(Progress(9))))
-        assert answer == Answered(503, "This operator does not lead; regroup-7d9-b does.")
+        assert answer == Answered(1, 503, "This operator does not lead; regroup-7d9-b does.")
         assert await caller.line() is None
         await caller.closed()
         assert caller.server.session().progress == before.progress
@@ -189,7 +215,7 @@ def test_operator_that_leads_no_more_takes_nothing_and_ends_the_stream() -> None
 def test_pod_that_is_gone_reports_nothing_more() -> None:
     async def scenario(caller: Caller) -> None:
         caller.server.tokens.workers.remove(POD)
-        assert await caller.says(codec.line(make_report(Progress(9)))) == Answered(403, f"Pod {POD.name} is gone.")
+        assert await caller.says(CHANGED) == Answered(1, 403, f"Pod {POD.name} is gone.")
         assert await caller.line() is None
         await caller.closed()
         assert caller.server.session().progress is None
@@ -231,9 +257,10 @@ async def reading(server: Server, response: Slow, lines: list[bytes]) -> AsyncIt
     content = StreamReader(BaseProtocol(asyncio.get_running_loop()), 1 << 20, loop=asyncio.get_running_loop())
     content.feed_data(b"".join(lines))
     content.feed_eof()
-    stream = server.registry.open(POD, "boot")
+    stream = server.registry.open(POD)
     endpoint = Endpoint(server.registry, server.tokens, lambda: None, Callers())
-    task = asyncio.ensure_future(endpoint._read_reports(content, POD, response, stream))
+    answers = _Answers(response, stream, lambda: 1.0, 1000.0)
+    task = asyncio.ensure_future(endpoint._read_reports(content, POD, answers, stream))
     try:
         yield lambda: len(taken)
     finally:
@@ -260,12 +287,11 @@ def test_connection_of_an_agent_that_reads_nothing_ends(is_ended: bool) -> None:
     number = 20_000
 
     async def scenario(server: Server) -> None:
-        await server.post(codec.line(hello()))
         sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         _, writer = await connect(server, sock=sock)
         writer.write(OPEN)
-        await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
+        await until_async(lambda: server.session() and server.session().connected, "the stream is open", every_s=0.001)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(http.chunk(changed(body={"type": "x" * 80})) * number)
         await until_async(lambda: server.tokens.num_asked > 1000, "some are taken", every_s=0.001)
@@ -282,14 +308,15 @@ def test_answer_is_written_before_the_next_report_is_taken() -> None:
     async def scenario(server: Server) -> None:
         await server.post(codec.line(hello()))
         response = Slow()
-        async with reading(server, response, [CHANGED] * 1000) as taken:
+        async with reading(server, response, [FAULT] * 1000) as taken:
             await until_async(lambda: taken() == 1, "the first report is taken", every_s=0.001)
             for _ in range(100):
                 await asyncio.sleep(0)
             assert taken() == 1
             response.may_go.set()
             await until_async(lambda: taken() == 1000, "the others, once it reads", every_s=0.001)
-            await until_async(lambda: response.written == [Answered(204).line()] * 1000, "the answers", every_s=0.001)
+            want = [Answered(number).line() for number in range(1, 1001)]
+            await until_async(lambda: response.written == want, "the answers", every_s=0.001)
 
     with_server(scenario)
 
@@ -312,7 +339,6 @@ def test_compressed_reports_are_not_unpacked() -> None:
     """A few bytes may stand for millions."""
 
     async def scenario(server: Server) -> None:
-        await server.post(codec.line(hello()))
         reader, writer = await connect(server)
         writer.write(OPEN.replace(b"Transfer-Encoding", b"Content-Encoding: gzip\r\nTransfer-Encoding"))
         caller = Caller(server, reader, writer)
@@ -338,7 +364,7 @@ def test_exit_that_cannot_be_used_does_not_keep_the_agent_from_its_next_stream(t
             on_up=lambda: events.append("up"),
             on_down=lambda: events.append("down"),
             on_command=lambda _: None,
-            on_accepted=lambda _: None,
+            on_pace=lambda _: None,
             processes=1,
             log=said.append,
         )
@@ -346,7 +372,7 @@ def test_exit_that_cannot_be_used_does_not_keep_the_agent_from_its_next_stream(t
         try:
             await until_async(lambda: events == ["up"], "the first stream")
             for number in (2**60, 2**60 + 1, 1):
-                agent.send(make_report(Fault("exit", exit_code=1, ended=number)))
+                agent.send(make_report(Fault("exit", exit_code=1, ended=number, generation=1)))
             await until_async(lambda: server.session().num_exits == 1, "the good one is counted")
             server.registry.close_all()
             await until_async(lambda: events == ["up", "down", "up"], "the next stream")
@@ -401,7 +427,7 @@ def test_next_stream_of_the_same_agent_ends_the_one_before() -> None:
         second = Caller(caller.server, reader, writer)
         assert (await second.head()).status == 200
         assert await caller.line() is None
-        assert await second.says(CHANGED) == Answered(204)
+        assert await second.says(FAULT) == Answered(1)
         assert caller.server.registry.num_connected() == 1
         writer.transport.abort()
         await second.closed()
@@ -409,26 +435,20 @@ def test_next_stream_of_the_same_agent_ends_the_one_before() -> None:
     with_caller(scenario)
 
 
-@pytest.mark.parametrize(
-    ("query", "token", "status", "says"),
-    [
-        ("boot=&protocol=1", "token-0", 400, "The query parameter boot is missing"),
-        ("boot=boot&protocol=2", "token-0", 400, "Protocol version 2 is not supported"),
-        ("boot=second&protocol=1", "token-0", 409, "The agent must send hello first"),
-        ("boot=boot&protocol=1", "token-1", 403, "bound to pod"),
-    ],
-)
-def test_stream_is_refused(query: str, token: str, status: int, says: str) -> None:
-    async def scenario(server: Server) -> None:
-        await server.post(codec.line(hello()))
-        async with server.http.post(
-            f"{server.url}{PATH}stream?{query}", data=CHANGED, headers={"Authorization": f"Bearer {token}"}
-        ) as answer:
-            got, said = await sentence(answer)
-        assert (got, says in said) == (status, True), said
-        assert server.registry.num_connected() == 0
+def test_stream_of_a_newer_process_ends_the_one_before() -> None:
+    async def scenario(caller: Caller) -> None:
+        reader, writer = await connect(caller.server)
+        writer.write(HEAD + http.chunk(codec.line(hello(boot="second"))))
+        second = Caller(caller.server, reader, writer)
+        assert (await second.head()).status == 200
+        assert await caller.line() is None
+        caller.server.registry.tell(POD_UID, JOB_UID, 1, Welcome("Script"))
+        assert (await second.line()).body == Welcome("Script")
+        assert (caller.server.registry.num_connected(), caller.server.session().boot) == (1, "second")
+        writer.transport.abort()
+        await second.closed()
 
-    with_server(scenario)
+    with_caller(scenario)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -446,11 +466,10 @@ def test_odd_lines_get_an_answer_each_and_are_no_bug(seed: int) -> None:
             if answer.status not in (204, 400):
                 assert await caller.line() is None
                 await caller.closed()
-                assert await caller.server.post(codec.line(hello())) == (200, "")
                 caller.writer.transport.abort()
                 caller.reader, caller.writer = await connect(caller.server)
                 caller.writer.write(OPEN)
                 assert (await caller.head()).status == 200
 
-    with_caller(scenario)
+    with_caller(scenario, answer_within_s=0.0)
     assert statuses >= {204, 400, 403}

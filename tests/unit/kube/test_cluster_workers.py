@@ -129,3 +129,4 @@ def test_what_a_new_job_has_once_is_not_looked_for_before_it_is_made() -> None:
     ]
     started = parse_job({**stored_job(), "status": {"startTime": "2026-01-01T00:00:00Z"}})
     assert prepare(started) == ["get services", "get configmaps"]
+    assert prepare(parse_job(stored_job(network={"podNames": False}))) == ["create configmaps", "get configmaps"]

@@ -72,8 +72,8 @@ def test_worker_that_can_never_run_is_seen_in_every_tier(tier: str | None, pods:
     assert [(f.worker, f.reason) for f in seen.failures] == [("1", "CannotRun")]
 
 
-def numbered(slot: int, *numbers: int, at_s: float = 99.0) -> Session:
-    ended = tuple(ProcessExit(at_s, 1, 0, -9, "", 1, number=number) for number in numbers)
+def numbered(slot: int, *numbers: int) -> Session:
+    ended = tuple(ProcessExit(99.0, 1, 0, -9, "", 1, number=number) for number in numbers)
     return make_session(slot, exits=ended, num_exits=len(ended))
 
 
@@ -89,7 +89,6 @@ OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
         pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1, 2, 3), 2, id="two of three are new"),
         pytest.param({"processes": 1, "exits": {"newest": {OTHER_POD: 1}}}, numbered(0, 1), 1, id="an earlier pod of that name"),
         pytest.param({"pods": 1}, numbered(0, 1), 1, id="there was a lost pod, and no exit"),
-        pytest.param({"processes": 1, "exits": {"newest": {KEY: 9}}}, exited(0), 1, id="an agent that says no numbers"),
     ],
 )  # fmt: skip
 def test_exit_that_is_said_to_another_operator_counts_once(
@@ -118,7 +117,6 @@ def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_nex
     ("known", "sessions", "counted", "status"),
     [
         pytest.param({}, [make_session(0)], False, None, id="no exits"),
-        pytest.param({}, [exited(0)], True, {"newest": {}}, id="one without a number: numbers were known all the same"),
         pytest.param({}, [numbered(0, 1, 2)], True, {"newest": {KEY: 2}}, id="the newest counts"),
         pytest.param({KEY: 2}, [numbered(0, 1, 2)], False, None, id="all that there are: nothing is written"),
         pytest.param({KEY: 2}, [], True, {"newest": {KEY: 2}}, id="who has not called yet keeps his"),

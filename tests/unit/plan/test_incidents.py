@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regroup.protocol.wire import Fault, Formed
+from regroup.protocol.wire import Adopted, Fault
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Announce, Standing
 from regroup_operator.plan.report.incidents import make_incident, missing_for_memory, with_times
@@ -22,7 +22,7 @@ from tests.builders.plan import make_current, make_fault, make_session, make_wor
 )
 def test_form_time(planned: bool, want: float) -> None:
     members = [
-        make_worker(slot, session=make_session(slot, formed=Formed(form_ms), formed_generation=2))
+        make_worker(slot, session=make_session(slot, adopted=Adopted(0, "self", form_ms=form_ms), adopted_generation=2))
         for slot, form_ms in enumerate((40.0, 90.0))
     ]
     assert with_times({"generation": 2}, 2, members, None, planned=planned)["formMs"] == want
@@ -43,8 +43,8 @@ def test_detect_time(fault: Fault | None, detect_s: float | None, want: float | 
 
 
 def test_form_time_is_not_said_before_all_have_formed() -> None:
-    formed = make_worker(0, session=make_session(0, formed=Formed(40.0), formed_generation=2))
-    forming = make_worker(1, session=make_session(1, formed=Formed(9.0), formed_generation=1))
+    formed = make_worker(0, session=make_session(0, adopted=Adopted(0, "self", form_ms=40.0), adopted_generation=2))
+    forming = make_worker(1, session=make_session(1, adopted=Adopted(0, "self", form_ms=9.0), adopted_generation=1))
     assert "formMs" not in with_times({"generation": 2}, 2, [formed, forming], None)
 
 

@@ -52,7 +52,7 @@ def observers_of(workers: list[Worker]) -> dict[int, list[int]]:
         ),
         pytest.param(
             [*spread("a", "b", "c"), member(3, "d", observed_port=0)], {0: [1, 2], 1: [0, 2], 2: [0, 1], 3: []},
-            id="an agent of an earlier release observes nobody and is not observed",
+            id="an agent that can be observed nowhere observes nobody",
         ),
         pytest.param(
             [*spread("a", "b"), make_worker(2, pod=make_pod(2, node="c"), session=None)], {0: [1], 1: [0], 2: []},

@@ -97,8 +97,6 @@ def test_status_stays_small_however_many_processes_fail_and_none_is_forgotten(wi
         pytest.param({}, (), id="none yet"),
         pytest.param({"recent": ["1970-01-01T00:00:05Z"]}, ((5.0, 1),), id="one each"),
         pytest.param({"recent": ["1970-01-01T00:00:05Z"], "recentCounts": [7]}, ((5.0, 7),), id="seven at once"),
-        pytest.param({"recent": ["1970-01-01T00:00:05Z"], "recentCounts": [7, 2]}, ((5.0, 1),),
-                     id="an older operator has written the times since"),
     ],
 )  # fmt: skip
 def test_counted_failures_are_read(restarts: dict[str, Any], want: tuple[tuple[float, int], ...]) -> None:

@@ -41,7 +41,7 @@ UNHEARD = make_worker(1, Standing.SILENT, session=None)
         pytest.param([ME, WAITING], True, Group.WAITING, id="one has not"),
         pytest.param([ME, UNOBSERVED], False, Group.UNOBSERVED, id="of one it will not be known"),
         pytest.param([UNOBSERVED, member(2, Group.WAITING)], False, Group.WAITING, id="the least far counts"),
-        pytest.param([ME, member(1, None)], False, Group.UNOBSERVED, id="an agent of an earlier version says nothing"),
+        pytest.param([ME, member(1, None)], False, Group.WAITING, id="one is a session, of which the tier says nothing yet"),
         pytest.param([ME, member(1, Group.WAITING, Phase.FINISHED)], False, Group.FORMED, id="one has exited 0"),
         pytest.param([ME, member(1, Group.FORMED, generation=NUMBER - 1)], True, Group.WAITING, id="one is in the one before"),
         pytest.param([ME, member(1, Group.FORMED, connected=False, closed_at_s=99.0)], False, Group.FORMED,

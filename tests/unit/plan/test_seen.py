@@ -24,7 +24,7 @@ def stored(ago_s: float | None, **fields: Any) -> dict[str, Any]:
         pytest.param(stored(9.0), {}, False, False, id="nothing has changed"),
         pytest.param(stored(10.0), {}, False, True, id="nothing has changed for ten seconds"),
         pytest.param(stored(3.0), {"phase": "Recovering"}, False, True, id="every write carries its time"),
-        pytest.param(stored(None), {}, False, True, id="an earlier operator did not say it"),
+        pytest.param(stored(None), {}, False, True, id="nothing was written before"),
         pytest.param(stored(3600.0), {}, True, False, id="the end stays as it was told"),
         pytest.param(
             stored(3600.0, membership=None), {}, False, False, id="a job that waits in a queue costs no writes"

@@ -32,7 +32,6 @@ STORED: dict[str, Any] = {
         pytest.param({"progress": {"step": 8}}, Urgency.LATER, id="progress"),
         pytest.param({"summary": {"state": "Running", "ready": "2/3", "step": "8"}}, Urgency.LATER, id="its column"),
         pytest.param({"replicas": 3}, Urgency.LATER, id="pods"),
-        pytest.param({"templateDigest": "a"}, Urgency.LATER, id="what the CRD of an earlier release drops"),
         pytest.param({"readyReplicas": 3}, Urgency.SOON, id="ready workers"),
         pytest.param({"conditions": [WAITING | {"message": "3 workers ready."}]}, Urgency.SOON, id="words"),
         pytest.param({"incidents": [STORED["incidents"][0] | {"formMs": 5}]}, Urgency.SOON, id="times of a recovery"),

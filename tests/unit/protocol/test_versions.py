@@ -1,7 +1,7 @@
 """Operators and agents of one protocol version, whatever their releases, understand each other.
 
-A job outlives upgrades of the operator, and its agents are those that it was started with. `version-1.json` has the messages as the
-first release wrote them. It changes only when the oldest version that is served changes: what fails here breaks running jobs.
+A job outlives upgrades of the operator, and its agents are those that it was started with. `version-1.json` has the messages as
+release 0.1.0 writes them. It changes only when the oldest version that is served changes: what fails here breaks running jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fields = dict[str, list[Any]]
 
 RECORDED: dict[str, dict[str, Fields]] = json.loads((Path(__file__).parent / f"version-{OLDEST}.json").read_text())
 REPORTS: tuple[type[Any], ...] = (wire.Report, *wire.REPORTS.classes)
-COMMANDS: tuple[type[Any], ...] = (wire.Command, *wire.COMMANDS.classes)
+COMMANDS: tuple[type[Any], ...] = (wire.Command, *wire.COMMANDS.classes, wire.Answered)
 
 
 def schema(classes: tuple[type[Any], ...]) -> dict[str, Fields]:

@@ -305,6 +305,19 @@ def test_worker_has_a_name_in_the_dns() -> None:
     assert len(pod["spec"]["hostname"]) <= 63
 
 
+def test_pod_of_a_job_that_wants_no_names_has_none_but_its_templates() -> None:
+    plain = render(with_spec(network={"podNames": False}))
+    assert plain["spec"].keys() & {"hostname", "subdomain"} == set()
+    own = render(
+        with_spec(network={"podNames": False}), lambda job: job["spec"]["template"]["spec"].update(hostname="mine")
+    )
+    assert own["spec"]["hostname"] == "mine"
+    key = "regroup.dev/spec-digest"
+    assert plain["metadata"]["annotations"][key] != render()["metadata"]["annotations"][key], (
+        "it is made anew before the start"
+    )
+
+
 @pytest.mark.parametrize(("user", "agents"), [(0, 65532), (1000, None), (None, None)])
 def test_agent_is_copied_by_a_user_that_is_not_root(user: int | None, agents: int | None) -> None:
     """The init container inherits the pod's user, and says runAsNonRoot."""

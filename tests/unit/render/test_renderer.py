@@ -17,4 +17,6 @@ def test_renderer_uses_the_bundle_of_the_moment() -> None:
     assert renderer.config_map(job)["data"]["ca.crt"] == "old and new"
     assert renderer.pod(job, 3, 0, ())["metadata"]["name"] == "digits-worker-3-0"
     assert renderer.trial_pod(job)["metadata"]["generateName"] == "digits-dry-run-"
-    assert renderer.service(job)["metadata"]["name"] == "digits"
+    service = renderer.service(job)
+    assert service is not None
+    assert service["metadata"]["name"] == "digits"

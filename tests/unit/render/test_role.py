@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.api import Job
+from regroup_operator.api.job import role_digest
 from regroup_operator.kube.pods import slim_pod
 from regroup_operator.render.objects import service
 from regroup_operator.render.role import role_pod
@@ -40,6 +41,13 @@ def test_pod_is_the_template_with_a_name_an_address_and_three_variables() -> Non
     assert "volumes" not in spec
 
 
+def test_pod_of_a_role_has_no_name_in_the_dns_where_the_job_wants_none() -> None:
+    job = make_job().with_spec(roles=[role("ps")], network={"podNames": False}).build()
+    assert role_pod(job, "ps", 0, 0)["spec"].keys() & {"hostname", "subdomain"} == set()
+    named = make_job().with_spec(roles=[role("ps")]).build()
+    assert role_digest(job, "ps") != role_digest(named, "ps"), "it is made anew before the start"
+
+
 def test_what_the_user_says_stays() -> None:
     job = job_of(restartPolicy="Never", hostname="mine", automountServiceAccountToken=True)
     spec = role_pod(job, "ps", 0, 0)["spec"]
@@ -48,11 +56,11 @@ def test_what_the_user_says_stays() -> None:
 
 
 def test_service_gives_names_to_the_pods_of_roles_where_there_are_some() -> None:
-    assert service(job_of())["spec"]["selector"] == {"regroup.dev/job-name": "digits"}
-    assert service(make_job().build())["spec"]["selector"] == {
-        "regroup.dev/job-name": "digits",
-        "regroup.dev/role": "worker",
-    }
+    with_roles, without = service(job_of()), service(make_job().build())
+    assert with_roles is not None
+    assert without is not None
+    assert with_roles["spec"]["selector"] == {"regroup.dev/job-name": "digits"}
+    assert without["spec"]["selector"] == {"regroup.dev/job-name": "digits", "regroup.dev/role": "worker"}
 
 
 def running(**state: Any) -> dict[str, Any]:

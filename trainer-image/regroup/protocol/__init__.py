@@ -8,7 +8,7 @@ Standard library only, Python 3.9: the package travels inside the agent's zipapp
 """
 
 VERSION = 1
-"""Version of the operator <-> agent protocol: of what this release's agents send."""
+"""Version of the protocol between operator and agent that this release's agents send."""
 OLDEST = 1
 """Oldest version that an operator serves: agents stay as they are while the operator is upgraded. Within a version, messages gain
 only fields that may be missing. A session with any other version is refused with a sentence."""

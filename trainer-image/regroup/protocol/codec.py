@@ -1,8 +1,8 @@
 """Dataclass <-> JSON for every message of the protocol.
 
 A message class is a frozen dataclass; its JSON object has `type` (the class's TYPE) and the fields in camelCase. Decoding
-is strict on what it needs (a missing or wrongly typed field is a ProtocolError of one sentence) and lenient on what
-it does not know (unknown fields are ignored, so that a newer peer may say more).
+is strict on what it needs: a missing or wrongly typed field is a ProtocolError of one sentence. It ignores fields that it does not
+know, so that a newer peer may say more.
 """
 
 import dataclasses
@@ -67,8 +67,8 @@ def _plain(hint: Any) -> Any:
 
 _TOO_LARGE = 2**63
 _MOST = 1e100
-"""No float of a message is as large, or it is not a number: JSON has no word for infinity, into which `1e400` and products and
-sums of what two workers say would turn."""
+"""Bound for the floats of a message. JSON has no word for infinity, and `1e400`, products and sums of large numbers would turn into
+it."""
 
 _PLAIN = frozenset({str, int, bool, type(None)})
 """Types of values that are JSON data as they are."""

@@ -1,7 +1,7 @@
 """The generation document: everything that the members of one generation must agree on (rule 2).
 
-The operator builds it, writes its digest to the job's status by compare-and-swap, then sends it to the store's host,
-whose rank with local rank 0 publishes it in the store. Every other member compares its digest with the one on its stream.
+The operator builds it, writes its digest to the job's status by compare-and-swap, then sends it to the store's host. The process
+with local rank 0 there publishes it in the store. Every other member compares its digest with the one on its stream.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Store:
-    """Where the generation's TCPStore listens."""
+    """Address of the generation's TCPStore."""
 
     host: str
     port: int
@@ -41,8 +41,8 @@ class Store:
 
 @dataclass(frozen=True)
 class OlderGeneration:
-    """An earlier generation that a state may still come from. `positions`: those of its members in their groups of workers, in
-    the order of `pod_uids`; None: all are 0 (a worker is a group of its own)."""
+    """An earlier generation that a state may still come from. `positions`: of each member its position in its group of workers, in
+    the order of `pod_uids`. None: all are 0, since a worker is a group of its own."""
 
     number: int
     uid: str
@@ -142,12 +142,12 @@ class Document:
         return self._by_rank[rank]
 
     def reader(self) -> Member:
-        """Return the member whose first rank reads a checkpoint for all: another one in each generation, since a node's
+        """Return the member whose first rank reads a checkpoint for all. It is another one in each generation, since a node's
         volume may be what cannot be read."""
         return self.members[self.number % len(self.members)]
 
     def readers(self, workers_per_group: int) -> tuple[Member, ...]:
-        """Return the group of workers whose processes read a checkpoint for the others, each for those of its place: another
+        """Return the group of workers whose processes read a checkpoint for the others, each for those of its place. It is another
         group in each generation, for the same reason."""
         first = self.number % (len(self.members) // workers_per_group) * workers_per_group
         return self.members[first : first + workers_per_group]

@@ -46,21 +46,21 @@ CHECKPOINT_WAIT_SECONDS = "REGROUP_CHECKPOINT_WAIT_SECONDS"
 SNAPSHOT_DIR = "REGROUP_SNAPSHOT_DIR"
 """Directory in memory, the pod's, for the memory snapshot. Absent: none is taken. The agent reads it, too."""
 SNAPSHOT_BYTES = "REGROUP_SNAPSHOT_BYTES"
-"""How much of it may be used: spec.memorySnapshot.sizeLimit."""
+"""Bytes of it that may be used: spec.memorySnapshot.sizeLimit."""
 SNAPSHOT_EVERY_SECONDS = "REGROUP_SNAPSHOT_EVERY_SECONDS"
 
 # --- the user's ----------------------------------------------------------------------------------------------------
 PRELOAD = "REGROUP_PRELOAD"
 """Comma-separated modules that the zygote imports before it forks trainers (default: DEFAULT_PRELOAD; empty: no zygote)."""
 DEFAULT_PRELOAD = "torch,torch._dynamo,torch.distributed.checkpoint"
-"""Not torch alone: building the first optimizer imports torch._dynamo (sympy and all), 4 s in a restarted process on two
-busy cores; with it in the zygote, fork to first optimizer step is 46 ms (torch 2.13)."""
+"""Modules beside torch, since building the first optimizer imports torch._dynamo (sympy and all): 4 s in a restarted process on
+two busy cores. With it in the zygote, fork to first optimizer step is 46 ms (torch 2.13)."""
 NCCL_ENDING = "REGROUP_NCCL_ENDING"
-"""How many NCCL communicators may still be ending while the next one forms (default 2; 0: none, the next one waits)."""
+"""Number of NCCL communicators that may still be ending while the next one forms (default 2; 0: none, the next one waits)."""
 
 # --- `regroup run` -> agent -----------------------------------------------------------------------------------------
 LOG_NAME = "REGROUP_LOG_NAME"
-"""What each line of the agent's own begins with, after "regroup: ": `regroup run` sets it, because all workers write to its log."""
+"""The beginning of each line of the agent's own, after "regroup: ". `regroup run` sets it, because all workers write to its log."""
 ENDS_ON_SIGINT = "REGROUP_ENDS_ON_SIGINT"
 """Set by `regroup run`: SIGINT says that it ends, and does not come back. In a pod SIGINT is a drain, as SIGTERM is: images choose
 the signal that ends them (STOPSIGNAL)."""

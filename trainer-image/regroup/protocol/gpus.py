@@ -1,4 +1,4 @@
-"""Which GPUs a process may see, by CUDA_VISIBLE_DEVICES. Agent, library and command line read it."""
+"""Choice of the GPUs that a process may see, by CUDA_VISIBLE_DEVICES. Agent, library and command line read it."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,8 @@
 """Agent <-> trainer process: NDJSON over the agent's Unix socket (environment SOCKET).
 
-A trainer opens one long connection and begins with `Attach`. For the store's listening socket it opens a second, short
-one: it sends `TakeStore`, the agent answers with one byte (`1`: a descriptor comes with it as SCM_RIGHTS; `0`: the port is
-free, bind it yourself) and closes. The hook in an unmodified script opens one for each `Observed`, the library one for
+A trainer opens one long connection and begins with `Attach`. For the store's listening socket it opens a second, short one. It
+sends `TakeStore` there; the agent answers with one byte and closes. `1`: a descriptor comes with it as SCM_RIGHTS. `0`: the port is
+free, bind it yourself. The hook in an unmodified script opens one for each `Observed`, the library one for
 a `CannotRun`, and neither reads an answer.
 """
 
@@ -86,9 +86,11 @@ class Committed:
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
     checkpoint_problem: Optional[str] = None
-    """What keeps the generation's writer from saving, one sentence; empty: nothing does. None: said by who writes nothing."""
+    """One sentence that says what keeps the generation's writer from saving; empty: nothing does. None: this rank writes
+    nothing."""
     checkpoints_late: Optional[str] = None
-    """Why checkpoints come less often than was asked for, one sentence; empty: they do not. None: said by who writes nothing."""
+    """One sentence that says why checkpoints come less often than was asked for; empty: they do not. None: this rank writes
+    nothing."""
     step_s: Optional[float] = None
     longest_s: Optional[float] = None
     empty: bool = False
@@ -96,9 +98,9 @@ class Committed:
     snapshot_step: Optional[int] = None
     """Newest step that every worker has in its memory snapshot; None: there is none, or some worker has none yet."""
     snapshot_problem: Optional[str] = None
-    """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
+    """One sentence that says what keeps this worker from taking memory snapshots; empty: nothing does. None: it takes none."""
     snapshots_late: Optional[str] = None
-    """Why memory snapshots come less often than was asked for, one sentence; empty: they do not. None: it takes none."""
+    """One sentence that says why memory snapshots come less often than was asked for; empty: they do not. None: it takes none."""
     times: Optional[Times] = None
     """None before the second step of a generation."""
     noise_scale: Optional[float] = None
@@ -122,7 +124,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Snapshotted:
-    """What the worker's memory snapshot holds now. `state` None: nothing. `is_last`: its process took it as it ended."""
+    """The state that the worker's memory snapshot holds now; None: it holds none. `is_last`: its process took it as it ended."""
 
     TYPE = "snapshotted"
     state: Optional[StatePair]
@@ -157,7 +159,7 @@ class Stack:
     place: str
     """One of wire.ProcessStack's COLLECTIVE, WAITING, OUTSIDE."""
     place_s: Optional[float]
-    """How long the main thread has been there, where that is known."""
+    """Seconds that the main thread has been there; None: they are not known."""
     where: str
     """The innermost frame of the user's own code."""
     chain: str
@@ -174,8 +176,8 @@ class TakeStore:
 
 @dataclass(frozen=True)
 class Observed:
-    """Where an unmodified script is, on a connection of its own. `group`: watched (the hook is in the process), entered
-    (`init_process_group` is called) or formed (it has returned)."""
+    """The progress of an unmodified script's start, on a connection of its own. `group`: watched (the hook is in the process),
+    entered (`init_process_group` is called) or formed (it has returned)."""
 
     TYPE = "observed"
     local_rank: int
@@ -185,8 +187,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class CannotRun:
-    """The library ends this process, and would end each one that is started after it: what it found does not change while the job
-    runs, such as the version of torch. On a connection of its own. `message`: one sentence."""
+    """The library ends this process, and would end each one that is started after it. What it found, such as the version of torch,
+    does not change while the job runs. The message has a connection of its own. `message`: one sentence."""
 
     TYPE = "cannotRun"
     local_rank: int
@@ -266,8 +268,8 @@ class DumpStacksLocally:
 
 
 STACK_SIGNAL = 62
-"""A session registers faulthandler for this real-time signal: it writes the Python stacks to stderr even while native code
-holds the interpreter's lock, so that no thread could answer `DumpStacksLocally`. Sent to attached processes only."""
+"""Real-time signal for which a session registers faulthandler. That writes the Python stacks to stderr even while native code
+holds the interpreter's lock, and no thread could answer `DumpStacksLocally`. It is sent to attached processes only."""
 
 
 @dataclass(frozen=True)

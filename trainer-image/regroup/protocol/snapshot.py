@@ -1,8 +1,8 @@
 """The memory snapshot's directory as agent and library see it: which states lie in it, complete.
 
-A slot is a file of bytes and a description (JSON), which is renamed into place after the last byte: a slot without one is
-absent. The library writes both (`regroup.state.slots`); the agent reads descriptions only, as it starts and whenever a process has
-ended. Where a model is split, each process of the worker has slots of its own.
+A slot is a file of bytes and a description (JSON). The description is renamed into place after the last byte, so that a slot
+without one is absent. The library writes both (`regroup.state.slots`); the agent reads descriptions only, as it starts and
+whenever a process has ended. Where a model is split, each process of the worker has slots of its own.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SnapshotState:
-    """Which state a snapshot holds: all that the agent knows of it."""
+    """The state that a snapshot holds: all that the agent knows of it."""
 
     state: StatePair
     adopted: int

@@ -1,4 +1,4 @@
-"""What a worker says of itself: state pair, seal, condition.
+"""Records in which a worker speaks of itself: state pair, seal, condition.
 
 Order and equality of states are by (generation of the last commit, step), generation first (rule STATE).
 """
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Times:
-    """Where the time of a step goes on a worker: seconds, a mean over its last steps (regroup.transaction.laps)."""
+    """Seconds of a step on a worker, by what they go into: a mean over its last steps (regroup.transaction.laps)."""
 
     data: float
     forward: float
@@ -74,7 +74,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Busy:
-    """What a trainer process does that may take longer than a step: hang detection allows it a time of its own."""
+    """Work of a trainer process that may take longer than a step: hang detection allows it a time of its own."""
 
     FIRST_STEP = "firstStep"  # its first step since it was started, or its rehearsal: compilation, caches that fill
     CHECKPOINT = "checkpoint"  # the script waits until a checkpoint is durable
@@ -82,11 +82,11 @@ class Busy:
 
     kind: str
     name: str = ""
-    """Of a pause."""
+    """Name of a pause."""
     max_s: Optional[float] = None
-    """How long it may take, as the script said; None: the operator's bound for this kind."""
+    """Seconds that it may take, as the script said; None: the operator's bound for this kind."""
     age_s: float = 0.0
-    """How long it had taken when this was sent."""
+    """Seconds that it had taken when this was sent."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,6 @@ class Condition:
     cause: Optional[str] = None
     """One sentence: why broken."""
     busy: tuple[Busy, ...] = ()
-    """What its processes do that may take longer than a step; equal ones once."""
+    """Work of its processes that may take longer than a step; equal ones once."""
     group: Optional[str] = None
-    """Script tier: one of Group. None: a session, or an agent of an earlier version."""
+    """Script tier: one of Group. None: a session."""

@@ -1,13 +1,11 @@
-"""Operator <-> agent: reports and commands, JSON, one connection for both (adr/0068).
+"""Operator <-> agent: reports and commands, JSON, one request for both (adr/0075).
 
-POST /v1/namespaces/{ns}/pods/{pod}/reports takes one `Report`, and answers hello with `Greeted`;
-POST /v1/namespaces/{ns}/pods/{pod}/stream?boot=..&protocol=1 takes a `Report` a line, and answers with `Command`s and, for each
-report in turn, an `Answered`, a line each. It is open for as long as the agent lives. Every report carries the worker's whole
-condition and seal, so that the operator derives what to do from conditions and never from remembered reports (rule RESAY); `body`
-says what happened just now.
+An agent sends `POST /v1/namespaces/{ns}/pods/{pod}/stream`. The body has a `Report` a line, the first one with the body `Hello`.
+The operator answers once it has taken the hello. Its answer has a line for each `Command`, and lines with `Answered`. Both sides
+are open for as long as the agent lives.
 
-Between an agent and an operator of which one is of an earlier release, GET .../commands?boot=..&protocol=1 streams `Command`s on a
-second connection; reports go one a request, and those of progress are answered with nothing or an `Accepted`.
+Every report carries the worker's whole condition and seal; `body` says what happened just now. So the operator derives what to do
+from conditions, and never from reports that it remembers (rule RESAY).
 """
 
 from dataclasses import dataclass, field
@@ -22,11 +20,14 @@ from .state import Condition, Seal, StatePair, Times
 
 @dataclass(frozen=True)
 class Hello:
-    """First report of a connection; again on each reconnect."""
+    """First line of a stream; again on each reconnect."""
 
     TYPE = "hello"
     protocol: int
     processes: int
+    faults: int = 0
+    """So many of the next lines report faults again. The operator opens the stream after them: its first plan that sees the worker
+    connected knows how its processes have ended (adr/0067)."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,6 @@ class Changed:
     """The condition changed in a way that no other report tells: starting, ready, forming, draining's end."""
 
     TYPE = "changed"
-
-
-@dataclass(frozen=True)
-class Formed:
-    """The groups of the generation stand."""
-
-    TYPE = "formed"
-    form_ms: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +46,8 @@ class Adopted:
     start_step: int
     source: str
     state: Optional[StatePair] = None
+    form_ms: float = 0.0
+    """Milliseconds from the entry of the slowest process until its groups stood."""
     transfer_ms: float = 0.0
     rolled_back: bool = False
     imported: Optional[str] = None
@@ -70,28 +65,29 @@ class Progress:
     total_steps: Optional[int] = None
     samples_per_second: Optional[float] = None
     first_step_ms: Optional[float] = None
-    """From adoption to the first commit of this generation; only in the report that follows that commit."""
+    """Time from the adoption to the first commit of this generation; only in the report that follows that commit."""
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
     """{generation, step, directory} of the newest durable checkpoint that this group committed."""
     checkpoint_problem: Optional[str] = None
-    """What keeps it from saving, one sentence; empty: nothing does. None: this worker does not write."""
+    """One sentence that says what keeps the worker from saving; empty: nothing does. None: this worker does not write."""
     step_s: Optional[float] = None
     """Median duration of the last steps, as the process measured it; None before its second step."""
     longest_s: Optional[float] = None
     """The longest that the process needed between two commits of one generation, without pauses and waits for others."""
     age_ms: float = 0.0
-    """How long ago the step was committed when this was sent: not every commit is reported."""
+    """Age of the commit when this was sent: not every commit is reported."""
     checkpoints_late: Optional[str] = None
-    """Why checkpoints come less often than was asked for, one sentence; empty: they do not. None: this worker does not write."""
+    """One sentence that says why checkpoints come less often than was asked for; empty: they do not. None: this worker does not
+    write."""
     snapshot_step: Optional[int] = None
     """Newest step that every worker has in its memory snapshot; None: there is none."""
     snapshot_problem: Optional[str] = None
-    """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
+    """One sentence that says what keeps this worker from taking memory snapshots; empty: nothing does. None: it takes none."""
     snapshots_late: Optional[str] = None
-    """Why memory snapshots come less often than was asked for, one sentence; empty: they do not. None: it takes none."""
+    """One sentence that says why memory snapshots come less often than was asked for; empty: they do not. None: it takes none."""
     times: Optional[Times] = None
-    """Of its process that waits least for others; None before the second step of a generation."""
+    """Times of the process that waits least for others; None before the second step of a generation."""
     noise_scale: Optional[float] = None
     """The gradient noise scale, in the unit of weights; None: it is not measured, or not known yet."""
 
@@ -112,7 +108,7 @@ class Fault:
     local_rank: Optional[int] = None
     exit_code: Optional[int] = None
     last_line: Optional[str] = None
-    """What the process wrote to stderr last, its exception if it wrote one: at most 500 characters."""
+    """The last line that the process wrote to stderr, its exception if it wrote one: at most 500 characters."""
     peer: Optional[str] = None
     """Pod UID that this worker lost, where it knows (rule CLIQUE)."""
     peer_rank: Optional[int] = None
@@ -127,12 +123,12 @@ class Fault:
     detail: Optional[str] = None
     """The numbers behind `reason`, in a few words; the library's sentence."""
     ended: int = 0
-    """The number of an exit: it grows with each exit of a process of this pod, and names it for as long as the pod lives. 0: it is
-    not given."""
+    """The number of an exit, 1 or more. It grows with each exit of a process of this pod, and names the exit for the pod's life. 0:
+    this is no exit."""
     generation: int = 0
-    """The newest generation that the worker was in then; 0: it is not given. The report's condition may be of a later one."""
+    """The newest generation that the worker was in then; 0: it was in none. The report's condition may be of a later one."""
     incarnation: int = 0
-    """The worker's then; 0: it is not given."""
+    """The incarnation that the worker had then."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class ProcessStack:
-    """Where one process is."""
+    """The place where one process is."""
 
     COLLECTIVE = "collective"  # in a collective: it waits for other ranks
     WAITING = "waiting"  # for the next generation, or for the end
@@ -165,7 +161,7 @@ class ProcessStack:
     incarnation: int
     place: str
     place_s: Optional[float] = None
-    """How long it has been there, where that is known."""
+    """Seconds that it has been there; None: they are not known."""
     where: str = ""
     """The innermost frame of the user's own code; what the kernel knows of a process that does not answer."""
     chain: str = ""
@@ -182,10 +178,10 @@ class Stacks:
     processes: tuple[ProcessStack, ...]
 
 
-REPORTS = codec.Registry(Hello, Changed, Formed, Adopted, Progress, Fault, Draining, Finished, Stacks)
+REPORTS = codec.Registry(Hello, Changed, Adopted, Progress, Fault, Draining, Finished, Stacks)
 
 REPORT_EVERY_S = 1.0
-"""The two lowest members of a generation report progress this often at most; `Accepted` may ask for less."""
+"""The two lowest members of a generation report progress this often at most; `Answered` may ask for less."""
 SUSPECT_S = 0.5
 """An observer says so once it has heard nothing of a member for so long."""
 SILENT_S = 1.5
@@ -198,12 +194,12 @@ class Unheard:
 
     pod_uid: str
     age_s: float
-    """How long the observer had heard nothing when this was sent, at least: what it could not try does not count."""
+    """Seconds for which the observer had heard nothing when this was sent. Time in which it could not try does not count."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What every report carries, and its body (one of REPORTS)."""
+    """The fields that every report carries, and its body (one of REPORTS)."""
 
     job_uid: str
     pod_uid: str
@@ -217,7 +213,7 @@ class Report:
     observed_port: int = 0
     """The port that other agents try to connect to, to see whether this pod's kernel answers; 0: none."""
     unheard: tuple[Unheard, ...] = ()
-    """Of the members that this agent observes, those that it has heard nothing of for SUSPECT_S or longer."""
+    """Members that this agent observes and has heard nothing of for SUSPECT_S or longer."""
 
     @property
     def incarnation(self) -> int:
@@ -257,7 +253,7 @@ class Report:
 
 
 _COUNTS = {
-    "hello": ("protocol", "processes"),
+    "hello": ("protocol", "processes", "faults"),
     "adopted": ("start_step",),
     "progress": ("step", "samples", "steps_redone", "snapshot_step"),
     "fault": ("step", "local_rank", "peer_rank", "ended", "generation", "incarnation"),
@@ -275,47 +271,22 @@ def _check_counts(where: str, message: Any, fields: "tuple[str, ...]") -> None:
 
 
 @dataclass(frozen=True)
-class Greeted:
-    """Answer to hello. No body, as by an operator of an earlier release: the default."""
-
-    counts_once: bool = False
-    """It finds in the status which exits have been counted, so that the agent reports them again (adr/0067)."""
-    one_connection: bool = False
-    """It takes reports on the stream (adr/0068)."""
-
-    @classmethod
-    def decode(cls, text: "bytes | str") -> "Greeted":
-        """Parse an answer's body. Raises ProtocolError."""
-        return codec.from_json(cls, codec.parse(text), "greeted")
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Answer to a POST of progress. An operator that serves many jobs asks for fewer reports (adr/0062). No body: 1.
-    On the stream `Answered` says it."""
-
-    progress_factor: float
-    """So many times as long as usual the agent waits between two reports of progress."""
-
-    @classmethod
-    def decode(cls, text: "bytes | str") -> "Accepted":
-        """Parse an answer's body. Raises ProtocolError."""
-        return codec.from_json(cls, codec.parse(text), "accepted")
-
-
-@dataclass(frozen=True)
 class Answered:
-    """A line of the stream: the answer to the oldest report there that has none yet."""
+    """A line of the stream: the operator has taken the reports before this one. It answers a fault, and a report that it refuses,
+    at once, and others together, some seconds later. An agent that waits for an answer for too long calls another operator."""
 
-    status: int
-    """As of a POST to `reports`. 400 refuses one report; after any other one that is not 2xx, the stream ends."""
+    reports: int
+    """Number of reports on this stream that have been read, without the hello."""
+    status: int = 204
+    """Status of the last of them, as of HTTP. 400 refuses one report; after any other one that is not 2xx, the stream ends."""
     error: str = ""
     """The sentence of a refusal."""
     progress_factor: float = 1.0
-    """As in `Accepted`."""
+    """So many times as long as usual the agent waits between two reports of progress. An operator that serves many jobs asks for
+    fewer reports (adr/0062)."""
 
     START = b'{"answered":'
-    """How its line begins, and no other."""
+    """The beginning of its line, and of no other."""
 
     def line(self) -> bytes:
         """Return it as a line of the stream."""
@@ -345,7 +316,7 @@ class Observed:
 
     pod_uid: str
     host: str
-    """Of its pod: an IP address."""
+    """IP address of its pod."""
     port: int
     """A port on which nobody listens: its kernel refuses the connection, and has answered."""
 
@@ -419,8 +390,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Restart:
-    """End and start again, in place, the processes that keep this worker out of the newest generation: those that have not
-    attached, or not entered it (of a worker that is not a member: not left the one before)."""
+    """End and start again, in place, the processes that keep this worker out of the newest generation. Those have not attached, or
+    have not entered it. Where the worker is no member, they have not left the generation before."""
 
     TYPE = "restart"
     reason: str
@@ -432,7 +403,7 @@ class Finish:
     """The last step is committed by all and `status.finished` says so: the script leaves its loop (rule END).
 
     Where one worker's end `repeats`, processes that start after it form no generation. They get the state of that step from the
-    worker's memory snapshot or from `checkpoint`, and this place, so that no second process has rank 0."""
+    worker's memory snapshot or from `checkpoint`. They get this place, too, so that no second process has rank 0."""
 
     TYPE = "finish"
     generation: int
@@ -462,7 +433,7 @@ COMMANDS = codec.Registry(
 
 @dataclass(frozen=True)
 class Command:
-    """What every command carries (rule FENCE), and its body (one of COMMANDS)."""
+    """The fields that every command carries (rule FENCE), and its body (one of COMMANDS)."""
 
     job_uid: str
     pod_uid: str

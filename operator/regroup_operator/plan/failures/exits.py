@@ -352,7 +352,7 @@ def _loss(new: MemberId, last: Pod | None, row: PodRow | None) -> str:
 
 def _is_new(ended: ProcessExit, pod: Pod, known: SeenExits) -> bool:
     """Return whether no operator before this one has counted an exit."""
-    return not ended.number or ended.number > known.newest.get(exit_key(pod), 0)
+    return ended.number > known.newest.get(exit_key(pod), 0)
 
 
 def _fresh(session: Session, counted: int) -> tuple[ProcessExit, ...]:

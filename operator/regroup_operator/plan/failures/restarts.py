@@ -83,10 +83,9 @@ def _newest(recent: Recent, most: int) -> Recent:
 
 
 def read_recent(restarts: Mapping[str, Any]) -> Recent:
-    """Return the counted failures of status.restarts. Counts that do not fit the times were left by an older operator."""
+    """Return the counted failures of status.restarts."""
     times = [datetime.fromisoformat(at).timestamp() for at in restarts.get("recent", ())]
-    counts = restarts.get("recentCounts") or ()
-    return tuple(zip(times, counts if len(counts) == len(times) else [1] * len(times), strict=True))
+    return tuple(zip(times, restarts.get("recentCounts") or [1] * len(times), strict=True))
 
 
 def recent_status(recent: Recent) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def restarts_status(
     restarts["pods"] += sum(pods.values())
     restarts["generations"] += generations
     if processes or pods:
-        restarts["total"] = restarts["processes"] + restarts["pods"]  # made anew: an older operator wrote none
+        restarts["total"] = restarts["processes"] + restarts["pods"]
         restarts["causes"] = dict(
             sorted((Counter(restarts.get("causes")) + Counter(processes) + Counter(pods)).items())
         )

@@ -47,15 +47,13 @@ def with_times(
     """
     out = dict(incident)
     sessions = [w.session for w in members if w.session is not None]
-    formed = [s.formed.form_ms for s in sessions if s.formed and s.formed_generation == number]
-    moved = [s.adopted.transfer_ms for s in sessions if s.adopted and s.adopted_generation == number]
+    adopted = [s.adopted for s in sessions if s.adopted and s.adopted_generation == number]
     first = [s.first_progress for s in sessions if s.first_progress and s.progress_generation == number]
     if persist_ms is not None:
         out.setdefault("persistMs", round(persist_ms, 1))
-    if formed and len(formed) == len(members):
-        out.setdefault("formMs", round((min if planned else max)(formed), 1))
-    if moved and len(moved) == len(members):
-        out.setdefault("transferMs", round(max(moved), 1))
+    if adopted and len(adopted) == len(members):
+        out.setdefault("formMs", round((min if planned else max)(one.form_ms for one in adopted), 1))
+        out.setdefault("transferMs", round(max(one.transfer_ms for one in adopted), 1))
     if first:
         out.setdefault("firstStepMs", round(max(p.first_step_ms or 0.0 for p in first), 1))
         out.setdefault("stepsRedone", max(p.steps_redone for p in first))

@@ -38,4 +38,4 @@ def _member_group(worker: Worker, current: Current, *, ran: bool) -> str:
         return Group.FORMED
     if condition.generation != current.number:
         return Group.WAITING
-    return condition.group or Group.UNOBSERVED  # an agent of an earlier version says nothing
+    return condition.group or Group.WAITING  # a session has none: the job's tier will follow

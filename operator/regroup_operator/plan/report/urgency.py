@@ -21,9 +21,8 @@ STARTING_S = 5.0
 
 _AGES_S = {Urgency.STARTING: STARTING_S, Urgency.SOON: SOON_S}
 
-_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput", "templateDigest"})
-"""`replicas` is what an autoscaler reads, every 15 s. `templateDigest` comes with startTime; under a CRD of an earlier release,
-which drops it, it must not cost a write with each plan."""
+_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput"})
+"""`replicas` is what an autoscaler reads, every 15 s."""
 _COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary", "roles"})
 _OF_PODS = frozenset({PODS_READY, AGENTS_CONNECTED})
 """Conditions that only count what there is."""
