@@ -6,7 +6,8 @@ at once, and before that a tenth of them. Then, for Regroup alone: one job of 5,
 for 60 s; and a fail-over with all agents connected.
 
 Writes bench/out/scale.json: `regroup`, `jobset`, `trainer`, `job`, each with `pods_per_s`, `requests_per_pod`, `cpu_ms_per_pod`,
-`rss_mib` and more (`load.figures` and `report.result` explain them), `scenarios`, `failed` and `setup`.
+`rss_mib` and more (`load.figures` and `report.result` explain them), `scenarios`, `failed` and `setup`. `regroup_by_ip` and
+`jobset_by_ip` are those without a headless Service.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ def regroup(directory: Path, *, replicas: int = 1) -> Regroup:
 
 
 MAKERS: Mapping[str, Callable[[Path], System]] = {
-    "regroup": regroup,
+    "regroup": lambda directory: Regroup(directory / "regroup", rests=True),
+    "regroup_by_ip": lambda directory: Regroup(directory / "regroup", rests=True, pod_names=False),
     "jobset": lambda _: peers.JobSet(),
+    "jobset_by_ip": lambda _: peers.JobSet(pod_names=False),
     "trainer": lambda _: peers.Trainer(),
     "job": lambda _: peers.Job(),
 }

@@ -26,7 +26,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for row, name in zip(rows, names):
             one = found[name]
             fewer = next(iter(one["fewer"].values()), None)
-            axes.barh(row - 0.2, one[key], 0.38, color=OURS if name == "regroup" else PEER)
+            axes.barh(row - 0.2, one[key], 0.38, color=OURS if name.startswith("regroup") else PEER)
             axes.text(one[key], row - 0.2, f" {one[key]:.4g}", va="center", fontsize=8)
             if fewer is not None:
                 axes.barh(row + 0.2, fewer[key], 0.38, color=FEWER)

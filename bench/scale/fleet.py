@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.scale.agents import Agent, Groups, watch_answers
+from bench.scale.agents import STEP_S, Agent, Groups, watch_answers
 from bench.scale.tokens import ServiceAccount, TokenMint
 from regroup_operator.api.names import LABEL_JOB_NAME, LABEL_LEADER
 from regroup_operator.kube.client import PODS, ApiError, Client, Resource
@@ -34,7 +34,7 @@ SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts")
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process is told at its start. `ports`: of each operator's pod, by its name."""
+    """Settings that the process reads at its start. `ports`: of each operator's pod, by its name."""
 
     kubeconfig: str
     sa_key: str
@@ -43,6 +43,7 @@ class Setup:
     operator_namespace: str
     namespace: str
     ports: Mapping[str, int]
+    step_s: float = STEP_S
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Process:
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(setup.ca_file)
-        self._groups = Groups(context, setup.server_name, self._target)
+        self._groups = Groups(context, setup.server_name, self._target, setup.step_s)
         self._agents: dict[str, Agent] = {}
         self._num_seen = 0
         self._last_seen_s = 0.0

@@ -20,6 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.scale import meter
+from bench.scale.agents import STEP_S
 from bench.scale.fleet import Fleet, Setup
 from bench.scale.histogram import quantile
 from bench.scale.system import NAMESPACE, Submission
@@ -34,9 +35,15 @@ START_S = 60.0
 ACCOUNT = "regroup"
 IMAGE = "example.com/trainer:1"
 DAY_S = 86_400
+CHANGED = "The trainers behind the agents are numbers; each agent has real connections, tokens and messages."
 
 
-def job_body(name: str, workers: int, min_workers: int | None = None) -> dict[str, Any]:
+RESTS_S = 3600.0
+"""Seconds between two steps, and between two writes of a status that say nothing but that, of a job that is to cost nothing once it
+trains."""
+
+
+def job_body(name: str, workers: int, min_workers: int | None = None, *, pod_names: bool = True) -> dict[str, Any]:
     """Return a job of so many workers; with `min_workers` an elastic one."""
     spec: dict[str, Any] = {
         "replicas": workers,
@@ -44,6 +51,8 @@ def job_body(name: str, workers: int, min_workers: int | None = None) -> dict[st
             "spec": {"containers": [{"name": "trainer", "image": IMAGE, "command": ["python", "train.py"]}]},
         },
     }
+    if not pod_names:
+        spec["network"] = {"podNames": False}
     if min_workers is not None:
         spec["elasticPolicy"] = {"minReplicas": min_workers, "maxReplicas": workers}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": name}, "spec": spec}
@@ -95,18 +104,21 @@ def parse_metrics(text: str, at_s: float) -> Reading:
 class Regroup:
     """Implements system.System. `replicas`: operator processes; the first one leads."""
 
-    def __init__(self, directory: Path, *, replicas: int = 1, settings: Mapping[str, str] | None = None) -> None:
-        """`directory`: for logs and kubeconfigs. `settings`: other than the chart's defaults, in the variables' words."""
-        self._directory, self._num_replicas, self._settings = directory, replicas, settings
+    def __init__(self, directory: Path, *, replicas: int = 1, pod_names: bool = True, rests: bool = False) -> None:
+        """`directory`: for logs and kubeconfigs. `rests`: a job that trains costs nothing any more, as a running pod of the other
+        systems does: its steps are long, and its status is not written again for its time alone."""
+        self._directory, self._num_replicas, self._pod_names = directory, replicas, pod_names
+        self._settings = {"PROGRESS_WRITE_SECONDS": str(RESTS_S)} if rests else None
+        self._step_s = RESTS_S if rests else STEP_S
+        self.name, self.title = ("regroup", "Regroup") if pod_names else ("regroup_by_ip", "Regroup, podNames: false")
+        at_rest = " A step takes an hour, and progressWriteSeconds is 3600: jobs that train already are not measured."
+        self.changed = CHANGED + (at_rest if rests else "")
         self.kubeconfig = Path()
         """The administrator's, after `start`."""
         self.replicas: list[Replica] = []
         self.fleet: Fleet | None = None
 
-    name = "regroup"
-    title = "Regroup"
     kinds = (PLURAL,)
-    changed = "The trainers behind the agents are numbers; each agent has real connections, tokens and messages."
 
     def start(self, plane: Any) -> None:
         """Start the operator and its fleet of agents. The directory of `plane.kubeconfig` also holds the cluster's PKI."""
@@ -136,7 +148,8 @@ class Regroup:
         self.fleet = self._start_fleet(pki)
 
     def submit(self, i: int, num_pods: int) -> Submission:
-        return Submission(f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}", job_body(f"job-{i}", num_pods))
+        body = job_body(f"job-{i}", num_pods, pod_names=self._pod_names)
+        return Submission(f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}", body)
 
     def is_running(self, resource: Mapping[str, Any]) -> bool:
         """Return whether all workers of the job are ready and train in the first generation."""
@@ -212,6 +225,7 @@ class Regroup:
             operator_namespace=render.NAMESPACE,
             namespace=NAMESPACE,
             ports={replica.name: replica.agents for replica in self.replicas},
+            step_s=self._step_s,
         )
         return Fleet(setup, self._directory / "agents.log")
 

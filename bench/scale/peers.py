@@ -90,10 +90,15 @@ class Job:
 
 
 class JobSet:
-    """JobSet and its webhooks."""
+    """JobSet and its webhooks. `pod_names`: it makes a headless Service, as it does by default."""
 
     name, title, changed = "jobset", "JobSet 0.12", _CHANGED
     kinds: Collection[str] = ("jobsets",)
+
+    def __init__(self, *, pod_names: bool = True) -> None:
+        self._pod_names = pod_names
+        if not pod_names:
+            self.name, self.title = "jobset_by_ip", "JobSet 0.12, enableDNSHostnames: false"
 
     def start(self, plane: Plane) -> None:
         """Install it and wait until it is ready."""
@@ -107,7 +112,7 @@ class JobSet:
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
             "metadata": {"name": _name(i)},
-            "spec": {"replicatedJobs": [replicated]},
+            "spec": {"replicatedJobs": [replicated], "network": {"enableDNSHostnames": self._pod_names}},
         }
         return Submission(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets", body)
 

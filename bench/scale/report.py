@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-ORDER = ("regroup", "jobset", "trainer", "job")
-OURS = "regroup"
+ORDER = ("regroup", "regroup_by_ip", "jobset", "jobset_by_ip", "trainer", "job")
+COUNTERPART = {"jobset": "regroup", "jobset_by_ip": "regroup_by_ip", "trainer": "regroup", "job": "regroup_by_ip"}
+"""Regroup with, or without, names of pods: as the peer has them."""
 COMPARED = ("pods_per_s", "requests_per_pod", "cpu_ms_per_pod", "rss_mib")
 SCENARIOS = ("large", "steady", "fail_over")
 
@@ -25,7 +26,8 @@ def result(
     """Return the JSON file's content; `measured` is by system and number of jobs, as `load.figures` returns it.
 
     Of each system the largest number of jobs stands at the top, the others are under `fewer`. `growth` is what a value at the
-    largest number is times that at the smallest; `ratio` is a peer's value over Regroup's at the same number.
+    largest number is times that at the smallest; `ratio` is a peer's value over Regroup's at the same number, with names of pods if
+    the peer has them, else without.
     """
     systems: dict[str, Any] = {}
     for name in ORDER:
@@ -40,9 +42,9 @@ def result(
             "fewer": {str(size): measured[name][size] for size in sizes[:-1]},
             "changed": changed[name],
         }
-    ours = systems.get(OURS)
     for name, one in systems.items():
-        if ours is not None and name != OURS and one["jobs"] == ours["jobs"]:
+        ours = systems.get(COUNTERPART.get(name, ""))
+        if ours is not None and one["jobs"] == ours["jobs"]:
             one["ratio"] = {key: _over(one[key], ours[key]) for key in COMPARED}
     return {**systems, "scenarios": dict(scenarios), "failed": dict(failed), "setup": dict(setup)}
 

@@ -16,8 +16,11 @@ from bench.scale.histogram import milliseconds
 from bench.scale.install import call_at, configure
 from bench.scale.load import Measured, figures
 from bench.scale.meter import Use
+from bench.scale.operator import Regroup
+from bench.scale.peers import JobSet
 from bench.scale.plane import JOB_CONTROLLER, JOB_CONTROLLER_USER
-from bench.scale.report import result, tables
+from bench.scale.report import COUNTERPART, result, tables
+from regroup_operator.api import parse_job
 
 OURS = "system:serviceaccount:ns:ours"
 
@@ -116,9 +119,10 @@ def test_report_has_growth_and_ratio() -> None:
         {
             "regroup": {50: size(50, 0.4, "regroup", 4.0), 500: size(500, 8.0, "regroup", 20.0)},
             "jobset": {500: size(500, 24.0, "jobset", 40.0)},
+            "jobset_by_ip": {500: size(500, 16.0, "jobset", 20.0)},
         },
-        {"regroup": "Regroup", "jobset": "JobSet 0.12"},
-        {"regroup": "", "jobset": "Webhooks are local."},
+        {"regroup": "Regroup", "jobset": "JobSet 0.12", "jobset_by_ip": "JobSet without names"},
+        {"regroup": "", "jobset": "Webhooks are local.", "jobset_by_ip": ""},
         {"steady": {"cores": 0.25, "requests": {"get pods": 7}}},
         {"trainer, 50 jobs": "It did not start."},
         {"pods_per_job": 8, "cpus": 2, "load_before": 0.1, "load_after": 3.0},
@@ -128,6 +132,9 @@ def test_report_has_growth_and_ratio() -> None:
     assert found["regroup"]["fewer"]["50"]["jobs"] == 50
     assert found["jobset"]["ratio"]["pods_per_s"] == 0.5
     assert found["jobset"]["growth"] == {}
+    assert "ratio" not in found["jobset_by_ip"], (
+        "like is compared with like, and Regroup without names was not measured"
+    )
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(tables(found))
     text = console.export_text()
@@ -150,3 +157,11 @@ def test_webhooks_are_called_at_an_address() -> None:
     hook = {"name": "h", "failurePolicy": "Fail", "clientConfig": {"service": {"name": "s", "path": "/p"}}}
     got = call_at({"kind": "K", "webhooks": [hook]}, "https://127.0.0.1:9", "YQ==")
     assert got["webhooks"] == [{**hook, "clientConfig": {"url": "https://127.0.0.1:9/p", "caBundle": "YQ=="}}]
+
+
+@pytest.mark.parametrize("pod_names", [True, False])
+def test_systems_are_compared_with_and_without_names_of_pods(tmp_path: Path, pod_names: bool) -> None:
+    ours, theirs = Regroup(tmp_path, pod_names=pod_names), JobSet(pod_names=pod_names)
+    assert COUNTERPART[theirs.name] == ours.name
+    assert parse_job(ours.submit(0, 8).body).spec.network.pod_names == pod_names
+    assert theirs.submit(0, 8).body["spec"]["network"] == {"enableDNSHostnames": pod_names}
