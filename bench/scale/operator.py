@@ -39,8 +39,7 @@ CHANGED = "The trainers behind the agents are numbers; each agent has real conne
 
 
 RESTS_S = 3600.0
-"""Seconds between two steps, and between two writes of a status that say nothing but that, of a job that is to cost nothing once it
-trains."""
+"""Seconds between two steps of a job that is to cost nothing once it trains. Its status, too, is written again only after so long."""
 
 
 def job_body(name: str, workers: int, min_workers: int | None = None, *, pod_names: bool = True) -> dict[str, Any]:
@@ -106,7 +105,7 @@ class Regroup:
 
     def __init__(self, directory: Path, *, replicas: int = 1, pod_names: bool = True, rests: bool = False) -> None:
         """`directory`: for logs and kubeconfigs. `rests`: a job that trains costs nothing any more, as a running pod of the other
-        systems does: its steps are long, and its status is not written again for its time alone."""
+        systems does. Its steps are long, and its status is not written again for its time alone."""
         self._directory, self._num_replicas, self._pod_names = directory, replicas, pod_names
         self._settings = {"PROGRESS_WRITE_SECONDS": str(RESTS_S)} if rests else None
         self._step_s = RESTS_S if rests else STEP_S
