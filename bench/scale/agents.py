@@ -365,7 +365,7 @@ class Agent:
         return wire.Report(self.job_uid, self.pod_uid, self.boot, condition, seal, self._store_port, body)
 
     def _adopted_body(self, group: Group) -> wire.Adopted:
-        return wire.Adopted(group.base_step, "self", self._state, 5.0, 1.0)
+        return wire.Adopted(group.base_step, "self", self._state, transfer_ms=1.0, form_ms=5.0)
 
     def _progress_body(self, group: Group, first_step_ms: float | None = None) -> wire.Progress:
         step = group.step(time.monotonic())

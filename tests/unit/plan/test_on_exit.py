@@ -369,8 +369,8 @@ def ruled(*rules: ExitRule, status: dict[str, Any] | None = TRAINING, **recovery
 
 
 def exited(slot: int, code: int, at_s: float = 99.0, *, count: int = 1, incarnation: int = 1) -> Session:
-    one = ProcessExit(at_s, incarnation, 0, code, "ValueError: no data", 1)
-    return trains(slot, exits=(one,) * count, num_exits=count)
+    ended = [ProcessExit(at_s, incarnation, 0, code, "ValueError: no data", 1, number=i + 1) for i in range(count)]
+    return trains(slot, exits=tuple(ended), num_exits=count)
 
 
 def condition(got: JobPlan, kind: str) -> dict[str, Any]:
@@ -486,7 +486,7 @@ def test_rule_that_is_written_later_applies_to_later_failures(memory: JobMemory 
     assert edited.status["phase"] != "Failed"
     later = plan(
         ruled(codes("Fail", 2), status=edited.status), memory=edited.memory,
-        sessions=(exited(0, 2, 100.5, count=sessions[0].num_exits + 1, incarnation=2), trains(1)),
+        sessions=(exited(0, 2, 100.5, count=2, incarnation=2), trains(1)),
     )  # fmt: skip
     assert condition(later, "Failed")["reason"] == "ExitRule"
     gone = plan(ruled(status=edited.status), memory=edited.memory, sessions=sessions)

@@ -117,7 +117,7 @@ DOCUMENT = Document(
 )
 CHECKPOINT = CheckpointRef(3, 10, "step-10")
 BODIES: list[Any] = [
-    wire.Hello(1, 2, 3), wire.Changed(), wire.Adopted(3, "self", StatePair(1, 3), 1.5, 2.0, True),
+    wire.Hello(1, 2, 3), wire.Changed(), wire.Adopted(3, "self", StatePair(1, 3), 2.0, True),
     wire.Progress(3, 0.25, 24, "d", 10, 100.0, 5.0, 1, {"generation": 1, "step": 2, "directory": "x"}),
     wire.Fault("exit", "m", 3, 0, -9, last_line="last", peer="peer", peer_rank=1, observed_ms=2.0),
     wire.Draining(3.0), wire.Finished(10),

@@ -46,11 +46,11 @@ class Adopted:
     start_step: int
     source: str
     state: Optional[StatePair] = None
-    form_ms: float = 0.0
-    """Milliseconds from the entry of the slowest process until its groups stood."""
     transfer_ms: float = 0.0
     rolled_back: bool = False
     imported: Optional[str] = None
+    form_ms: float = 0.0
+    """Milliseconds from the entry of the slowest process until its groups stood."""
 
 
 @dataclass(frozen=True)
