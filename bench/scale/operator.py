@@ -39,7 +39,7 @@ CHANGED = "The trainers behind the agents are numbers; each agent has real conne
 
 
 RESTS_S = 3600.0
-"""Seconds between two steps of a job that is to cost nothing once it trains. Its status, too, is written again only after so long."""
+"""Seconds between two steps of a job that is to cost nothing once it trains. Its status is not written again any sooner."""
 
 
 def job_body(name: str, workers: int, min_workers: int | None = None, *, pod_names: bool = True) -> dict[str, Any]:
