@@ -52,6 +52,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
             "spares",
             "windowSeconds",
         ],
+        "network": ["podNames"],
         "runPolicy": [
             "activeDeadlineSeconds",
             "cleanPodPolicy",

@@ -226,10 +226,10 @@ def test_reason_of_an_agent_is_no_cause_unless_it_is_a_word_of_ours(tmp_path: Pa
     world.advance(3.0, step_every_s=0.5)
     assert world.operator is not None
     uid = parse_job(world.store.read()).uid
-    for reason, kept in [("OOMKilled", "OOMKilled"), ("whatever it likes", None)]:
+    for number, (reason, kept) in enumerate([("OOMKilled", "OOMKilled"), ("whatever it likes", None)], start=1):
         pod = world.pods.list(KEY, uid)[0]
         session = world.operator.registry.sessions([pod])[pod.uid]
-        fault = Fault("exit", "gone", exit_code=1, local_rank=0, reason=reason)
+        fault = Fault("exit", "gone", exit_code=1, local_rank=0, reason=reason, ended=number, generation=1)
         report = Report(uid, pod.uid, session.boot, session.condition, session.seal, session.store_port, fault)
         after = apply_report(session, report, world.now_s)
         assert after is not None
