@@ -49,13 +49,15 @@ class Journal:
         self.path = path
 
     def add(self, result: Result) -> None:
-        """Append a result."""
+        """Append a result. A last line that a crash has cut short is removed, or it would be one line with this result."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(result.line() + "\n")
+        with self.path.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(result.line().encode() + b"\n")
 
     def read(self) -> list[Result]:
-        """Return all results. A line that was cut short by a crash is left out."""
+        """Return all results. A last line that a crash has cut short is left out."""
         if not self.path.exists():
             return []
         return [parse(line) for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]

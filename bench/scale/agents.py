@@ -207,7 +207,7 @@ class Agent:
         self._is_attached = self._first_said = False
         self._connection: _Connection | None = None
         self._unanswered: deque[float] = deque()
-        """Times of the reports on this stream that have no answer yet."""
+        """Monotonic times at which the reports without an answer were sent on this stream, oldest first."""
         self._num_answered = 0
         self._opened: asyncio.Future[tuple[int, bytes]] | None = None
         """Status and body of the answer to the hello."""

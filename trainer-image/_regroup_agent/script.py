@@ -40,7 +40,7 @@ class Script:
         self._launch_at_s: float | None = None
         """Earliest start of the newest generation's processes."""
         self._unobserved_at_s: float | None = None
-        """Time at which the running processes count as unobserved."""
+        """Deadline for a process to enter `init_process_group`. After it the worker counts as unobserved. None: none runs."""
 
     @property
     def due_s(self) -> float | None:
@@ -68,7 +68,7 @@ class Script:
         self.say_adopted()
 
     def observed(self, process: Process, message: local.Observed, now_s: float) -> None:
-        """Take in a word of the hook in a process."""
+        """Note how far `init_process_group` has come in a process, as its hook reports. Set `_unobserved_at_s` anew."""
         process.observed = message.group
         self._watch(now_s)
 

@@ -132,9 +132,9 @@ class Progress(WrittenModel):
     step.backward() (samples or tokens). Absent unless the script passes noise_scale=True to regroup.session()."""
 
     step_time: str | None = None
-    """Duration of a step and the parts that dominate it, as a mean over workers and their last steps. An example is
-    "0.84 s: backward 61 %, waits 22 % (worker 3 is slowest: fetching data 0.3 s)". The page on the library explains the parts.
-    Absent for scripts without the library."""
+    """Mean duration of a step over the workers and their last steps, with its largest parts in percent. An example is
+    "0.84 s: backward 61 %, waits 22 % (worker 3 is slowest: fetching data 0.3 s)". A worker is named if others wait for it. The
+    reference page of the library explains the parts. Absent without the library, and until a step was measured."""
 
     at: Timestamp | None = None
     """Time of the report."""

@@ -97,10 +97,10 @@ class ClusterWorkers:
         self._prepared.pop(job_uid, None)
 
     async def validate(self, job: Job) -> None:
-        """Try the worker's pod, and one of each role, in a dry run. Raises SpecError with one sentence if the API server
-        refuses one.
+        """Try the worker's pod, and one of each role, in a dry run. Raises SpecError with one sentence for a fault of a pod.
 
-        Only a fault of the pod itself is a verdict. A quota is none, nor is a webhook that does not support dry runs.
+        Other refusals are ignored, such as one by a quota, or by a webhook that does not support dry runs. Raises
+        UnavailableError if the API server gives no verdict.
         """
         await self._try(job, self._rendering.trial_pod(job), TEMPLATE)
         for role in job.spec.roles:

@@ -100,6 +100,8 @@ def test_journal_keeps_whole_lines_only(tmp_path: Path) -> None:
     with journal.path.open("a") as file:
         file.write(first.line()[:50])
     assert journal.read() == [first, second]
+    journal.add(first)
+    assert journal.read() == [first, second, first]
 
 
 def test_resuming_counts_what_passed_with_these_sources_only() -> None:

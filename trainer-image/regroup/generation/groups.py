@@ -42,7 +42,7 @@ _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
 
 FORGOTTEN_S = 1.0
-"""Seconds after the end of a connection from which gloo is taken to have forgotten a message."""
+"""Seconds after the end of a connection at which a wait that is not over fails: gloo has then forgotten its message."""
 
 
 def _say_nothing() -> None:

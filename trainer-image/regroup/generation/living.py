@@ -374,7 +374,10 @@ def parts(rank: int, size: int) -> dict[str, tuple[int, ...]]:
 
 
 def bind(groups: Groups) -> None:
-    """Let each group use the connections that a generation has opened for it (`Groups.part`)."""
+    """Give each living group the connections that the generation has opened for it (`Groups.part`).
+
+    Afterwards torch can make no further group: `_create` raises UsageError. An earlier `refuse(True)` ends.
+    """
     global _bound_to
     for group in living():
         group.bind(groups, groups.part(group.living_name))

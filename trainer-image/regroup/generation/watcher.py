@@ -97,7 +97,10 @@ class Watcher:
         return self._ends_after_a_step or (newest is not None and newest.number > generation)
 
     def must_leave(self, generation: int) -> bool:
-        """Return whether a group of this generation has to be left at once: a newer forced generation, or the end."""
+        """Return whether the group of `generation` must be left at once.
+
+        The reasons are a newer forced generation and a stop. A suspension is no reason: its group finishes a step first.
+        """
         ended = self._stop is not None and not self._ends_after_a_step
         return ended or self._forced_number > generation
 

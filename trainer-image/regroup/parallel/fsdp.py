@@ -65,7 +65,7 @@ class Uses:
             self._watched[at] = gathered, gathered.register_post_accumulate_grad_hook(self._hook(parameter))
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the gradient hooks from the gathered parameters. `on_use` is then no longer called."""
         for _, handle in self._watched.values():
             handle.remove()
         self._watched = {}

@@ -21,7 +21,7 @@ NAME = "regroup.noise_scale"
 
 
 class OwnNorm(NamedTuple):
-    """One rank's own gradient in a step, before the sum over ranks."""
+    """One rank's part of a step, before the sum over ranks: the weight of its samples, the squared norm of their gradient."""
 
     weight: float
     """Weight of its samples, as `step.backward` was told."""

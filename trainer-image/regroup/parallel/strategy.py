@@ -79,7 +79,7 @@ class Share:
         return torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=device)
 
     def ask(self) -> list[Scalar]:
-        """Return the scalars of the device that `tell` takes as numbers."""
+        """Return the losses in `pending` and the weights in `unread`, as bits (`bits_of`). `tell` takes them in this order."""
         return [bits_of(one) for one in (*(loss for _, loss, _ in self.pending), *self.unread.values())]
 
     def tell(self, values: Sequence[int]) -> None:

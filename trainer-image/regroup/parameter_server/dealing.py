@@ -91,7 +91,7 @@ class Deal:
 
 @dataclass(frozen=True)
 class Push:
-    """The sum of a worker's gradients over the shares that it was dealt."""
+    """Record of the gradients that a worker has pushed, summed over its shares. Holds no tensor: the desk needs numbers only."""
 
     deal: Deal
     weight: float

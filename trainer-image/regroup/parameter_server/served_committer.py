@@ -115,11 +115,13 @@ class ServedCommitter:
         self._has = self._counted.ledger.version
 
     def _settle(self) -> None:
-        """Leave the adopted state to server and standby, in two meetings of all ranks.
+        """Leave the adopted state with server and standby alone, and begin this rank's role.
 
-        After the first meeting each rank knows that both have the state, so the others drop its name. The server makes no version
-        before the second meeting. So nothing was committed on a state that a worker still brings to a later generation
-        (rules MEET and WITNESS).
+        All ranks exchange a row twice. After the first exchange each rank knows that server and standby have the state. The other
+        ranks then drop its name. The server makes no version before the second exchange has ended. So no version builds on a
+        state that a worker could still bring to a later generation (rules MEET and WITNESS).
+
+        Raises DivergedError if the ranks' rows differ, and what `Groups.failed` says.
         """
         membership, groups = self.membership, self.membership.groups
         row = Row(self.step, 0.0, 1.0, knows_newer=False, sample_hash=0, total=self.total)

@@ -82,7 +82,7 @@ class TrainingState:
         self.staging = Staging(model.buffers)
         """Copies of the state to host memory."""
         self.before_change: Callable[[], None] = self.staging.settle
-        """Function that is called before any part of the state is changed."""
+        """Function that is called before any part of the state changes. The default waits until no copy reads the state."""
         for name, part in self.extra.items():
             if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
                 raise StateError(

@@ -83,8 +83,9 @@ class Committer:
             membership, plan, memory, strategy.equal, self.laps, extras.noise, extras.wants_checkpoint
         )
         self.prescale = 2.0 ** -round(math.log2(plan.global_batch))
-        """Each gradient is multiplied by it while it is summed. It is a power of two, so no bit is lost. Where weights count
-        samples it keeps the sum at about the size of a mean. All ranks have the same one for the job's life."""
+        """Factor of each gradient in the backward, before any sum. It is a power of two, so no bit is lost. If the script's
+        weights count samples, the sum is about as large as a mean. All ranks have the same factor for the job's life. The weight
+        that `Strategy.scale` divides by includes it."""
         self.quotas = Quotas(plan, uneven=extras.uneven)
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None

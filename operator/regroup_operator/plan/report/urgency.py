@@ -17,7 +17,7 @@ from regroup_operator.plan.report.conditions import PENDING, STARTING
 SOON_S = 1.0
 """Greatest age of a number or the words of a condition in the status of a job that trains, or has trained."""
 STARTING_S = 5.0
-"""Their greatest age in the status of a job that starts."""
+"""Greatest age of a number or the words of a condition in the status of a job that starts."""
 
 _AGES_S = {Urgency.STARTING: STARTING_S, Urgency.SOON: SOON_S}
 
