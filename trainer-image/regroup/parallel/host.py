@@ -24,8 +24,8 @@ class Reading:
     def __init__(self, scalars: Sequence[Scalar]) -> None:
         self._values = [0 if isinstance(one, torch.Tensor) else one for one in scalars]
         self._coming: list[tuple[list[int], torch.Tensor, Engine, Any]] = []
-        """One entry for each asynchronous device: indices in `_values`, host memory that the device fills, the device's engine, and the
-        engine's mark after the copy."""
+        """One entry for each asynchronous device: indices in `_values`, host memory that the device fills, the device's
+        engine, and the engine's mark after the copy."""
         places: dict[torch.device, list[int]] = {}
         for i, one in enumerate(scalars):
             if isinstance(one, torch.Tensor):
