@@ -1,7 +1,7 @@
 """Make the memory of a job from what the stages of a plan have found. Pure.
 
-The stages read the memory of the plan before and change nothing in it. This module puts the memory of pods and slots together. It
-is also the only place that forgets pods and slots that are gone.
+The stages read the memory of the plan before and change nothing in it. This module puts the memory of pods and slots together, and
+forgets those that are gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import JobMemory, SlotMemory, WorkerMemory
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.failures.exits import avoided_nodes
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.pods.pods import PodChanges
@@ -57,8 +58,12 @@ def _workers(facts: Facts, failures: Failures, generation: NextGeneration, pods:
 
 
 def _slots(facts: Facts, failures: Failures, pods: PodChanges) -> dict[int, SlotMemory]:
-    """Return what is remembered of each slot that the job has, or that has a pod."""
-    rows, nodes = pods.rows, failures.seen.nodes
+    """Return what is remembered of each slot that the job has, that has a pod, or whose pods avoid a node.
+
+    A job that shrinks and grows again within windowSeconds still avoids the node.
+    """
+    rows, nodes, inputs = pods.rows, failures.seen.nodes, facts.inputs
+    avoided = avoided_nodes(nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
     with_pods = {pod.slot for pod in facts.inputs.obs.pods}
     known = set(rows.early).union(rows.disrupted, rows.capacity.rows, nodes.last, nodes.bad)
     return {
@@ -70,7 +75,7 @@ def _slots(facts: Facts, failures: Failures, pods: PodChanges) -> dict[int, Slot
             nodes.bad.get(slot),
         )
         for slot in sorted(known)
-        if slot < facts.known_slots or slot in with_pods
+        if slot < facts.known_slots or slot in with_pods or slot in avoided
     }
 
 

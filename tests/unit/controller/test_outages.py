@@ -58,3 +58,24 @@ def test_outage_begins_when_training_stood_still(tmp_path: Path, how: str, anoth
     allowed_s = 12.0 if "power" in how else 2.0  # a silent worker counts as lost after disconnectSeconds
     assert stood_s - (11.0 if another else 2.0) <= at_s <= stood_s + allowed_s, "a status tells progress every 10 s"
     assert incident["decideMs"] / 1000 >= ended_s - at_s - 1.0
+
+
+def test_outage_that_only_the_next_operator_sees_begins_when_training_stood_still(tmp_path: Path) -> None:
+    """The members that are left go on at once, so one plan both finds the loss and announces."""
+    world = World(tmp_path, make_job().with_replicas(3).elastic(2, 3), known_session=True)
+    world.until(lambda: world.phase == "Running")
+    world.advance(20.0, step_every_s=0.5)
+    stood_s, before = world.now_s, world.generation
+    world.pods.pending.add(1)
+    world.power_off(world.uid(1))
+    world.kill_operator()
+    world.advance(5.0)
+    world.start_operator()
+    world.until(lambda: world.generation > before)
+    announced_s = world.now_s
+    world.advance(3.0, step_every_s=0.5)
+    incident = world.status["incidents"][-1]
+    at_s = seconds_of(incident["at"]) - WALL
+    assert incident["cause"] == "NeverConnected"
+    assert stood_s - 11.0 <= at_s <= stood_s + 2.0, "a status tells progress every 10 s"
+    assert incident["decideMs"] / 1000 >= announced_s - at_s - 1.0

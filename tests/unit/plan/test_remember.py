@@ -38,7 +38,7 @@ def test_what_one_look_has_counted_is_counted_at_the_next() -> None:
         pytest.param(SlotMemory(disrupted=ROW), id="pods that were evicted"),
         pytest.param(SlotMemory(given_back=ROW), id="pods that found no node"),
         pytest.param(SlotMemory(failed_on="node-1"), id="the node of the last failure"),
-        pytest.param(SlotMemory(bad_node=("node-1", 99.0)), id="a node that is avoided"),
+        pytest.param(SlotMemory(bad_node=("node-1", -1e6)), id="a node that was avoided long ago"),
     ],
 )
 @pytest.mark.parametrize(("number", "kept"), [(1, True), (7, False)], ids=["a slot of the job", "a slot that is gone"])
@@ -47,6 +47,11 @@ def test_slot_that_the_job_has_no_more_is_forgotten(slot: SlotMemory, number: in
     only_one = (make_pod(0),)
     got = plan(job().with_spec(**spec), pods=only_one, memory=remembered(slots={number: slot}))
     assert got.memory.slots == ({number: slot} if kept else {})
+
+
+def test_slot_that_the_job_has_no_more_still_avoids_its_node_for_a_while() -> None:
+    slot = SlotMemory(bad_node=("node-1", 99.0))
+    assert plan(pods=(make_pod(0),), memory=remembered(slots={7: slot})).memory.slots == {7: slot}
 
 
 @pytest.mark.parametrize(

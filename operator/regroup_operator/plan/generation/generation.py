@@ -112,7 +112,7 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
     kept = replace(late.kept, readers=readers)
     late = replace(late, kept=kept, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
     if isinstance(decision, Announce):
-        decision = dated(decision, facts.memory.losses)
+        decision = dated(decision, facts.losses)
         late = replace(late, decision=decision)
         late = _announce(facts, failures, late, decision, have_all_tried=have_all_tried)
     until = late.decision.until if isinstance(late.decision, Wait | Keep) else None
