@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup_operator.api import parse_stored
 from regroup_operator.model.records import Pod
 from tests.simulator import hazards
@@ -229,7 +228,7 @@ def lose_file(world: World, fault: Fault) -> bool:
     agent = pick_agent(world, fault)
     if agent is None:
         return False
-    agent.saved = Saved(UNKNOWN, UNKNOWN, incarnation=int(world.now_s) + 1_000_000)
+    agent.saved = world.lost_file()
     world.container_ended(agent, 137)
     return True
 

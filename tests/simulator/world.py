@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.statefile import Saved
+from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.api import Job
 from regroup_operator.decision_log import DecisionLog
@@ -410,10 +410,14 @@ class World:
         else:
             self.run_pod(uid)
 
+    def lost_file(self) -> Saved:
+        """Return what an agent has whose file cannot be read, or is of an earlier boot of its node."""
+        return Saved(UNKNOWN, UNKNOWN, incarnation=int(self.now_s) + 1_000_000)
+
     def power_off(self, uid: str) -> None:
         """The node loses power: everything stops without a word; streams break when the kernel's probes say so."""
         agent, pod = self.agents[uid], self.pods.by_uid[uid]
-        self.saved[uid] = agent.saved
+        self.saved[uid] = self.lost_file()
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.alive = False  # its group hangs: nobody hears of it
@@ -424,7 +428,7 @@ class World:
 
     def lose_power(self, agent: Agent) -> None:
         """A worker's machine is off: who talked to it finds out when the kernel gives up."""
-        self.saved[agent.uid] = agent.saved
+        self.saved[agent.uid] = self.lost_file()
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.die(self.pace.probe_s)

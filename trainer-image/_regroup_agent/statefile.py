@@ -49,9 +49,10 @@ class Saved:
 def boot_id() -> str:
     """Return the kernel's name for the time since the node was started, or a new name where the kernel tells none."""
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
+        name = BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
-        return str(uuid.uuid4())  # a restart of the container then counts as one of the node
+        name = ""
+    return name or str(uuid.uuid4())  # without a name a restart of the container counts as one of the node
 
 
 class StateFile:
@@ -78,19 +79,35 @@ class StateFile:
         if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in values.values()):
             return self._lost("a field is not a number")
         if data.get("boot") != self._boot:
-            return self._lost("the node has restarted since it was written")
+            return self._lost("the node has restarted since it was written", values["incarnation"])
         return Saved(**values), ""
 
-    def _lost(self, why: str) -> tuple[Saved, str]:
-        saved = Saved(entered=UNKNOWN, adopted=UNKNOWN, incarnation=int(time.time()), started=0)
+    def _lost(self, why: str, incarnation: int = 0) -> tuple[Saved, str]:
+        # The clock may be behind that of an earlier loss.
+        incarnation = max(incarnation, int(time.time()))
+        saved = Saved(entered=UNKNOWN, adopted=UNKNOWN, incarnation=incarnation, started=0)
         return (
             saved,
             f"{self.path} cannot be used ({why}); this worker counts as having adopted every generation so far.",
         )
 
     def save(self, saved: Saved) -> None:
-        """Replace the file atomically. A process that starts after the return reads it. Raises OSError."""
+        """Replace the file atomically. A process that starts after the return reads it. Raises OSError.
+
+        The first write waits for the disk. So after a power cut the file is unreadable or of an earlier boot, and never missing,
+        which would say that the pod is new.
+        """
+        is_new = not self.path.exists()
         aside = self.path.with_suffix(".new")
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(json.dumps(asdict(saved) | {"boot": self._boot}).encode())
+            if is_new:
+                file.flush()
+                os.fsync(file.fileno())
         aside.replace(self.path)
+        if is_new:
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)

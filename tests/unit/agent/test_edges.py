@@ -69,11 +69,31 @@ def test_state_file_of_an_earlier_boot_is_everything_adopted_and_one_sentence(tm
     assert "the node has restarted since" in sentence
 
 
+def test_incarnation_never_falls_where_the_clock_is_behind(tmp_path: Path) -> None:
+    StateFile(str(tmp_path), boot="one").save(Saved(3, 2, 4_000_000_000, 1))
+    assert StateFile(str(tmp_path), boot="another").load()[0].incarnation == 4_000_000_000
+
+
+def test_first_write_waits_for_the_disk_and_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    file = StateFile(str(tmp_path))
+    file.save(Saved(incarnation=1))
+    assert len(synced) == 2, (
+        "the file and its directory: a file that is missing after a power cut would say that the pod is new"
+    )
+    file.save(Saved(entered=1, incarnation=1))
+    StateFile(str(tmp_path)).save(Saved(entered=2, incarnation=1))
+    assert len(synced) == 2
+
+
 def test_boot_has_one_name_until_the_node_restarts_and_a_new_one_each_time_where_the_kernel_tells_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert statefile.boot_id() == statefile.boot_id()
     monkeypatch.setattr(statefile, "BOOT_ID", tmp_path / "none")
+    assert statefile.boot_id() != statefile.boot_id()
+    (tmp_path / "none").write_text("\n")
     assert statefile.boot_id() != statefile.boot_id()
 
 

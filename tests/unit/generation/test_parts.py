@@ -208,6 +208,12 @@ KEPT = part(1, 5, (1, (1, 5)))
             id="a worker that has not said what it holds is not waited for where the newest state is whole",
         ),
         pytest.param(
+            replace(document(4, "cC", {3: "aA"}, lost="aA"), silent=("b",)),
+            [BEHIND, BEHIND],
+            Refuse,
+            id="BEST: all of g3 is lost, and b, which may hold a state of g2, has not said so yet",
+        ),
+        pytest.param(
             document(3, "aXbC", {1: "aAbBcC", 2: "aAbB"}),
             [part(2, 6, adopted=2), fresh(), part(1, 5, adopted=2), BEHIND],
             Refuse,

@@ -185,6 +185,9 @@ def look_back(
             may_copy |= missing
             continue
         if missing or may_copy:
+            sealed = [(seal.state, seal.pod_uid) for seal in seals if seal.state and seal.pod_uid in missing]
+            if sealed:
+                return _held_by(*max(sealed), document)
             return _may_be_held_by(missing | may_copy, number, index)
         rolled_back = True
     return Past(False, rolled_back)

@@ -69,13 +69,15 @@ def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decisi
     best = _newest_snapshots(arrivals, size)
     applied = sorted({arrival.state for arrival in arrivals if arrival.state is not None}, reverse=True)
     for wanted in (*applied, None):
+        is_followed = True
         for number in range(size):
             past = look_back(document, arrivals, None, _index(document, arrivals, number, below, size))
             if isinstance(past, Refuse):
                 return past
+            is_followed = is_followed and past.is_here
         sources = None if wanted is None else _sources(arrivals, size, wanted)
         is_newer = partial(_may_lead_to, wanted, is_whole=sources is not None)
-        refusal = held_elsewhere(document, is_newer, asks_silent=sources is None)
+        refusal = held_elsewhere(document, is_newer, asks_silent=sources is None or not is_followed)
         if refusal is not None:
             return refusal
         if wanted is not None and sources is not None:
