@@ -321,7 +321,7 @@ class Core:
     def _heard(self, body: wire.Generation, now_s: float) -> None:
         worker = self._worker
         worker.heard, worker.generation, worker.document = body.number, body, None
-        worker.joins = not any(process.inside for process in worker.processes)
+        worker.joins = not any(process.inside and process.adopted >= process.inside for process in worker.processes)
         if body.observes != worker.observes:
             worker.observes = body.observes
             worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)

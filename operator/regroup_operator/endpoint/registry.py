@@ -196,6 +196,7 @@ class Registry:
 
     def open(self, pod: Pod) -> Stream:
         """Open the stream of a pod whose agent has said hello; one that was open before is ended."""
+        session = stream_opened(self._sessions[pod.uid])
         old = self._streams.get(pod.uid)
         if old is not None:
             old.put(None)
@@ -203,7 +204,7 @@ class Registry:
             self._jobs[_job_of(pod)] += 1
         self._closed.pop(pod.uid, None)
         stream = self._streams[pod.uid] = Stream()
-        self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid])
+        self._sessions[pod.uid] = session
         self._enqueue((pod.namespace, pod.job))
         return stream
 

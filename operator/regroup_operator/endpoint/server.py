@@ -134,8 +134,11 @@ class Endpoint:
             self._registry.close(pod, stream)
         return response
 
-    async def _take_hello(self, pod: Pod, content: StreamReader) -> list[Report | _Refusal]:
-        """Take the hello of a stream, and the faults that it reports again. Returns what became of these. Raises _Refusal."""
+    async def _take_hello(self, pod: Pod, content: StreamReader) -> list[_Refusal | None]:
+        """Take the hello of a stream, and the faults that it reports again. Raises _Refusal.
+
+        Returns for each fault why it is refused, or None. The faults themselves are not kept: a stream may last for months.
+        """
         line = await content.readline(max_line_length=MAX_REPORT_BYTES)
         self._check_leads()  # the hello may have come late
         hello = self._take(self._authenticator.known(pod), line, is_first=True)
@@ -143,12 +146,22 @@ class Endpoint:
             raise _Refusal(409, OTHER_PROCESS)
         if hello.body.faults > MAX_FAULTS:
             raise _Refusal(400, f"hello.faults ({hello.body.faults}) is more than the {MAX_FAULTS} that are taken.")
-        taken: list[Report | _Refusal] = []
-        while len(taken) < hello.body.faults and (line := await content.readline(max_line_length=MAX_REPORT_BYTES)):
+        taken: list[_Refusal | None] = []
+        while len(taken) < hello.body.faults:
+            line = await content.readline(max_line_length=MAX_REPORT_BYTES)
+            if not line:
+                raise _Refusal(
+                    400, f"The stream ended before the faults that its hello announces ({hello.body.faults})."
+                )
             outcome = self._take_line(pod, line)
             if _ends_stream(outcome):
                 raise outcome
-            taken.append(outcome)
+            if isinstance(outcome, Report) and not isinstance(outcome.body, Fault):
+                raise _Refusal(400, f"hello.faults ({hello.body.faults}) counts a report that is no fault.")
+            taken.append(outcome if isinstance(outcome, _Refusal) else None)
+        self._check_leads()
+        if not self._registry.knows(self._authenticator.known(pod).uid, hello.boot):
+            raise _Refusal(409, OTHER_PROCESS)
         return taken
 
     async def _read_reports(
@@ -157,13 +170,13 @@ class Endpoint:
         pod: Pod,
         answers: _Answers,
         stream: Stream,
-        taken: Sequence[Report | _Refusal] = (),
+        taken: Sequence[_Refusal | None] = (),
     ) -> None:
-        """Take the reports of a stream until it ends, or until a refusal ends it. Ends the commands, too. `taken`: those that came
-        with the hello."""
+        """Take the reports of a stream until it ends, or until a refusal ends it. Ends the commands, too. `taken`: what became of
+        the faults that came with the hello."""
         try:
-            for outcome in taken:
-                await answers.give(outcome)
+            for one in taken:
+                await answers.give(one)
             # The answer to a refused report is written before the next line is read. So an agent that reads none holds about 1 MiB
             # here, until the kernel gives the connection up after USER_TIMEOUT_MS.
             while line := await content.readline(max_line_length=MAX_REPORT_BYTES):
@@ -251,13 +264,13 @@ class _Answers:
         self._num_reports = 0
         self._due: asyncio.TimerHandle | None = None
 
-    async def give(self, outcome: Report | _Refusal) -> None:
-        """Answer one report more, now or later."""
+    async def give(self, outcome: Report | _Refusal | None) -> None:
+        """Answer one report more, now or later. None is a fault that was taken with the hello."""
         self._num_reports += 1
         if isinstance(outcome, _Refusal):
             self.end()
             await self._response.write(self._line(outcome.status, str(outcome)))
-        elif isinstance(outcome.body, Fault):
+        elif outcome is None or isinstance(outcome.body, Fault):
             self.end()
             await self._response.write(self._line())
         elif self._due is None:

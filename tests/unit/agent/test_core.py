@@ -192,7 +192,7 @@ def test_adoption_is_on_disk_before_it_is_answered_and_told_once_for_all_process
     assert tell == ev.Tell(0, local.Answer("adopted", 1, True, 1))
     drive.says(local.AdoptedLocally(1, 4, "self", StatePair(0, 4), 5.0), 1)
     assert drive.of(ev.Persist) == []
-    assert drive.bodies(wire.Adopted, ever=True) == [wire.Adopted(4, "pod-b", StatePair(0, 4), 5.0)]
+    assert drive.bodies(wire.Adopted, ever=True) == [wire.Adopted(4, "pod-b", StatePair(0, 4), 5.0, form_ms=0.0)]
     assert drive.phase == Phase.TRAINING
 
 
@@ -437,6 +437,13 @@ def test_arrival_of_a_worker_that_joins_is_said_at_once_where_others_wait_for_it
     assert drive.bodies() == [], "that it forms is nothing that anybody waits for"
     drive.says(local.Arrived(2))
     assert drive.wait(0.02).bodies() == ([wire.Changed()] if soon else [])
+
+
+def test_arrival_of_a_worker_that_has_not_trained_yet_is_said_at_once_in_the_next_generation_too() -> None:
+    drive = Drive().session().generation(2, kind="planned").says(local.Entering(2)).says(local.Arrived(2)).wait(1)
+    drive.generation(3, kind="planned").says(local.Left(2, None, 0, 0)).says(local.Entering(3)).wait(0.1)
+    drive.says(local.Arrived(3))
+    assert drive.wait(0.02).bodies() == [wire.Changed()]
 
 
 def test_silence_that_is_observed_on_the_way_into_a_generation_is_said_soon() -> None:

@@ -119,6 +119,24 @@ def test_hello_and_its_faults_come_before_the_stream_opens() -> None:
     with_server(scenario, answer_within_s=SOON_S)
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        pytest.param([Progress(7)], "hello.faults (1) counts a report that is no fault.", id="another report"),
+        pytest.param([], "ended before the faults that its hello announces (1).", id="the stream ends"),
+    ],
+)
+def test_hello_that_announces_other_faults_than_follow_is_refused(lines: list[Any], says: str) -> None:
+    async def scenario(server: Server) -> None:
+        reports = [make_report(Hello(VERSION, 1, faults=1)), *map(make_report, lines)]
+        status, sentence = await server.post(b"".join(map(codec.line, reports)))
+        assert status == 400
+        assert says in sentence
+        assert server.registry.num_connected() == 0
+
+    with_server(scenario)
+
+
 def test_fault_that_is_refused_with_the_hello_refuses_the_stream() -> None:
     async def scenario(server: Server) -> None:
         foreign = replace(make_report(Fault("exit", exit_code=1, ended=1)), pod_uid="other-uid")

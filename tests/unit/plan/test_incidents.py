@@ -48,6 +48,11 @@ def test_form_time_is_not_said_before_all_have_formed() -> None:
     assert "formMs" not in with_times({"generation": 2}, 2, [formed, forming], None)
 
 
+def test_form_time_of_scripts_is_not_said_for_nobody_has_measured_it() -> None:
+    session = make_session(0, adopted=Adopted(0, "self"), adopted_generation=2)
+    assert "formMs" not in with_times({"generation": 2}, 2, [make_worker(0, session=session)], None)
+
+
 def ended(generation: int, cause: str, culprit: str | None = None) -> dict[str, Any]:
     culprits = {} if culprit is None else {"culprit": culprit}
     return {"generation": generation, "cause": cause, "decision": f"decision {generation}.", **culprits}

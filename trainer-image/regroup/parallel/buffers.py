@@ -72,8 +72,9 @@ class Buffers:
     def ask(self) -> list[Scalar]:
         """Return for each that is not averaged in each step whether forward changed it on this rank: 1, or 0.
 
-        `check_shapes` comes before.
+        Raises what `check_shapes` does: values of two shapes cannot be compared on a GPU.
         """
+        self.check_shapes()
         return [_differs(self._kept[name], self._now(name)) for name in self._at if name not in self._live]
 
     def changed(self) -> list[str]:
@@ -81,7 +82,6 @@ class Buffers:
 
         Waits for the device. Raises what `check_shapes` does.
         """
-        self.check_shapes()
         names = [name for name in self._at if name not in self._live]
         return [name for name, differs in zip(names, to_host(self.ask())) if differs]
 

@@ -84,7 +84,7 @@ class Reporter:
 
     def begin_generation(self, generation: int, adopted_s: float, waited_s: float = 0.0) -> None:
         """Begin a generation whose adoption was complete at `adopted_s`, in monotonic seconds, of which `waited_s` were waits."""
-        self._generation = generation
+        self._generation, self._unread = generation, None
         self._attempts.begin_generation()
         self._pace.begin_generation(adopted_s, waited_s)
         self._smoothed.begin_generation()

@@ -49,7 +49,7 @@ class Adopted:
     transfer_ms: float = 0.0
     rolled_back: bool = False
     imported: Optional[str] = None
-    form_ms: float = 0.0
+    form_ms: Optional[float] = None
     """Milliseconds from the entry of the slowest process until its groups stood."""
 
 

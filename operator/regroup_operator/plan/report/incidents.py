@@ -52,7 +52,9 @@ def with_times(
     if persist_ms is not None:
         out.setdefault("persistMs", round(persist_ms, 1))
     if adopted and len(adopted) == len(members):
-        out.setdefault("formMs", round((min if planned else max)(one.form_ms for one in adopted), 1))
+        formed = [one.form_ms for one in adopted if one.form_ms is not None]
+        if len(formed) == len(members):  # a script forms its group itself, and nobody measures that
+            out.setdefault("formMs", round((min if planned else max)(formed), 1))
         out.setdefault("transferMs", round(max(one.transfer_ms for one in adopted), 1))
     if first:
         out.setdefault("firstStepMs", round(max(p.first_step_ms or 0.0 for p in first), 1))
