@@ -57,13 +57,13 @@ class Replica:
 
     def page(self, path: str) -> tuple[int, str]:
         """Return status and text of a page of the ops port; (0, reason) while nobody listens."""
-        return get(f"http://127.0.0.1:{self.ops}{path}")
+        return ask(f"http://127.0.0.1:{self.ops}{path}")
 
     def agent_call(self, ca: str | None = None) -> tuple[int, str]:
         """Return the answer to an agent without a token; (0, reason) if TLS or TCP fail."""
         context = ssl.create_default_context(cadata=ca)
         context.check_hostname = False  # the certificate is for the Service's name, which only a cluster resolves
-        return get(f"https://127.0.0.1:{self.agents}/v1/namespaces/n/pods/p/commands", context)
+        return ask(f"https://127.0.0.1:{self.agents}/v1/namespaces/n/pods/p/stream", context, body=b"")
 
     def ready(self) -> bool:
         """Return whether the operator reports ready. Fail if it has ended."""
@@ -82,10 +82,10 @@ class Replica:
         return self.process.wait(END_TIMEOUT_S)
 
 
-def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """Return status and text of a page; (0, reason) if nobody answers."""
+def ask(url: str, context: ssl.SSLContext | None = None, body: bytes | None = None) -> tuple[int, str]:
+    """Return status and text of the answer to GET, or to POST of a body; (0, reason) if nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+        with urllib.request.urlopen(url, body, timeout=5, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
