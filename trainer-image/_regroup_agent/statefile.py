@@ -5,8 +5,8 @@ one means that every generation so far may have been adopted, and that the state
 UNKNOWN, until the operator's welcome names its newest generation: no newer one can have been entered. The incarnation
 continues from the seconds of the clock, above any count.
 
-A file is lost if it cannot be read, and if an earlier boot of the node has written it. So only the first write waits for the
-disk: what the kernel holds outlives processes and containers, and only a node that restarts can lose it. Members of a generation
+A file is lost if it cannot be read, and if an earlier boot of the node has written it. Only the first write waits for the
+disk. What the kernel holds outlives processes and containers, and only a node that restarts can lose it. Members of a generation
 wait for this file twice, and a busy disk takes 8 to 40 ms for each fsync.
 """
 
