@@ -321,12 +321,12 @@ class Agent:
     # --- reports ---------------------------------------------------------------------------------------------------
 
     def answered(self, status: int, body: bytes) -> None:
-        """The operator has answered the request for the stream."""
+        """Note that the operator has answered the request for the stream."""
         if self._opened is not None and not self._opened.done():
             self._opened.set_result((status, body))
 
     def _answered(self, answer: wire.Answered) -> None:
-        """The operator has taken reports, or refuses one."""
+        """Note that the operator has taken reports, or refuses one."""
         while self._num_answered < answer.reports and self._unanswered:
             self._num_answered += 1
             self._unanswered.popleft()
@@ -480,7 +480,7 @@ class Agent:
             self._enter(group)
 
     def break_soon(self, group: Group, first_rank: int) -> None:
-        """A member is gone: a moment later its collective fails, at once beside the one that is lost."""
+        """Have a member's collective fail a moment after another member is gone, at once beside the one that is lost."""
         wait_s = 0.0 if abs(self.rank - first_rank) < 3 else random.uniform(0.01, BREAK_S)
         asyncio.get_running_loop().call_later(wait_s, self._break, group, first_rank)
 

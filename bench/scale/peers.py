@@ -59,7 +59,7 @@ class Job:
     kinds: Collection[str] = ()
 
     def start(self, plane: Plane) -> None:
-        """The plane has the controller already."""
+        """Keep the plane, which has the controller already."""
         self._plane = plane
 
     def submit(self, i: int, num_pods: int) -> Submission:
@@ -72,7 +72,7 @@ class Job:
         return bool(resource.get("status", {}).get("ready") == resource["spec"]["parallelism"])
 
     def pids(self) -> Mapping[str, int]:
-        """The Job controller is the plane's: `load` counts it for all systems."""
+        """Return nothing of its own: the Job controller is the plane's, and `load` counts it for all systems."""
         return {}
 
     def users(self) -> Collection[str]:
@@ -86,7 +86,7 @@ class Job:
         return {} if found is None else {"reconcile_ms": found}
 
     def stop(self) -> None:
-        """The plane ends it."""
+        """Do nothing: the plane ends it."""
 
 
 class JobSet:

@@ -52,9 +52,11 @@ class Session:
             self._finished(process, message, now_s)
 
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
-        """A process has ended. Unless it has returned 0 after its last step that is a fault, and it is started again after the
-        delay, if that can help. A process that was started again for its end may return 0 without a session, if its
-        script sees that its work is done."""
+        """Take in the end of a process, which is a fault unless it has returned 0 after its last step.
+
+        After a fault the process is started again after the delay, if that can help. A process that was started again for its end
+        may return 0 without a session, if its script sees that its work is done.
+        """
         worker, finish = self._worker, self._worker.finish
         if process.runs_again and worker.ending is None:
             worker.start([process.local_rank], None, now_s)

@@ -43,11 +43,11 @@ class Transaction(Protocol):
         ...
 
     def begin(self) -> None:
-        """The block is entered."""
+        """Enter the block."""
         ...
 
     def end(self) -> None:
-        """The block is left, one way or another."""
+        """Leave the block, one way or another."""
         ...
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ class Transaction(Protocol):
         ...
 
     def announce(self) -> None:
-        """The step knows that it is committed."""
+        """Note that the step is committed."""
         ...
 
     def run(self, work: Work) -> None:
@@ -365,7 +365,7 @@ class Step:
             )
 
     def _end_of_data(self, share: Sequence[int]) -> None:
-        """This rank's share cannot be whole: take part in the commit, which raises on every rank."""
+        """Take part in the commit, which raises on every rank: this rank's share cannot be whole."""
         self._share.ended = True
         for v in share:
             if v not in self._share.weights:

@@ -92,7 +92,7 @@ class Staging:
         changing: Callable[[], Iterable[torch.Tensor]] = tuple,
         make_engine: Callable[[torch.device], Engine | None] = engine_of,
     ) -> None:
-        """`changing()` returns the tensors that may change between two commits."""
+        """Take `changing()`, which returns the tensors that may change between two commits."""
         self._changing, self._make_engine = changing, make_engine
         self._engines: dict[torch.device, Engine | None] = {}
         self._turn = threading.Lock()

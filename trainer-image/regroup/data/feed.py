@@ -50,7 +50,7 @@ class Direct:
         return self._source.fetch(ids.clone() if self.draws else ids)  # a script's own `fetch` may write to the ids
 
     def close(self) -> None:
-        """A Direct feed holds nothing to close."""
+        """Do nothing: a Direct feed holds nothing to close."""
 
 
 class Ahead:

@@ -42,7 +42,7 @@ class Buffers:
         self._live, self._looked = [], False
 
     def keep(self) -> None:
-        """A step begins: remember the values."""
+        """Remember the values: a step begins."""
         self._sent = None
         self._kept = {name: self._now(name).detach().clone() for name in self._at}
 
@@ -62,7 +62,7 @@ class Buffers:
                 self._now(name).copy_(value)
 
     def restore(self) -> None:
-        """The step was interrupted: as if it had not begun."""
+        """Put the values back: the step was interrupted, as if it had not begun."""
         with torch.no_grad():
             for name, (module, key) in self._at.items():
                 buffer = module._buffers[key]

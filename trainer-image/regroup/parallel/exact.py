@@ -28,7 +28,7 @@ class Exact:
     outer = None
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan) -> None:
-        """Turns deterministic algorithms on. Raises UsageError for a model without anything to train."""
+        """Turn deterministic algorithms on. Raises UsageError for a model without anything to train."""
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
         torch.use_deterministic_algorithms(True)
         self._gradients = Gradients(model)

@@ -54,7 +54,7 @@ class Uses:
         return [parameter.sharded_param for parameter in self._parameters]
 
     def watch(self) -> None:
-        """A backward begins: look at what its forward has gathered for the first time."""
+        """Look at what the forward has gathered for the first time: its backward begins."""
         for at, parameter in enumerate(self._parameters):
             gathered = getattr(parameter, "_unsharded_param", None)
             known = self._watched.get(at)

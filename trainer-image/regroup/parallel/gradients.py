@@ -66,7 +66,7 @@ class Bucket:
         return self.parameters[i].grad is self._gradients[i]
 
     def attach_one(self, i: int) -> None:
-        """The gradient of its parameter number `i` is its view."""
+        """Make its view the gradient of its parameter number `i`."""
         self.parameters[i].grad = self._gradients[i]
 
 
@@ -173,7 +173,7 @@ class Gradients:
             bucket.flags.copy_(torch.tensor([self._used[index] for index in bucket.indices], dtype=bucket.flags.dtype))
 
     def mark_used(self, index: int) -> None:
-        """A parameter got a gradient that autograd does not know of."""
+        """Note that a parameter got a gradient that autograd does not know of."""
         self._used[index] = 1
 
     def mark_parameters(self, parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -19,7 +19,7 @@ class LateMean:
     """The mean loss of a step, as a number that is read with `float`. Reading it waits for its copy to the host only."""
 
     def __init__(self, sums: Sequence[Scalar], weight: float) -> None:
-        """`sums` has the bits of each rank's sum of losses. `weight` is the weight of the whole step."""
+        """Take `sums`, the bits of each rank's sum of losses, and `weight`, that of the whole step."""
         self._reading, self._weight = Reading(sums), weight
 
     def __float__(self) -> float:

@@ -212,7 +212,7 @@ class Work(Protocol):
     """The microbatches of one step. They are numbered from 0 in this rank's share."""
 
     def __len__(self) -> int:
-        """Number of microbatches."""
+        """Return the number of microbatches."""
         ...
 
     def inputs(self, microbatch: int) -> tuple[Any, ...]:
@@ -224,7 +224,7 @@ class Work(Protocol):
         ...
 
     def seed(self, microbatch: int, stage: int) -> None:
-        """The forward pass of a microbatch through a stage begins: random numbers are its own."""
+        """Begin the forward pass of a microbatch through a stage, with random numbers of its own."""
         ...
 
     def check(self) -> None:
@@ -232,7 +232,7 @@ class Work(Protocol):
         ...
 
     def did(self, kind: str) -> None:
-        """An action of this kind is over."""
+        """Note that an action of this kind is over."""
         ...
 
 
@@ -307,7 +307,7 @@ class _Run:
         self._send_back(stage, passed)
 
     def _of_input(self, stage: int, microbatch: int, _last: bool) -> None:
-        """The backward pass of the stage's inputs, which another process waits for; that of the parameters comes later."""
+        """Run the backward pass of the stage's inputs, which another process waits for; that of the parameters comes later."""
         passed = self._passed[stage, microbatch]
         if not any(one.requires_grad for one in passed.inputs):
             passed.is_whole = True

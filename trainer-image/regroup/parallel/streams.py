@@ -18,7 +18,7 @@ class Streams:
         self._seen = []
 
     def note(self) -> None:
-        """A gradient has come on the current stream."""
+        """Note that a gradient has come on the current stream."""
         if self._device.type == "cuda" and (current := torch.cuda.current_stream(self._device)) not in self._seen:
             self._seen.append(current)
 

@@ -52,7 +52,7 @@ class Laps:
         self._committed_s = self._met_s = perf_counter()
 
     def begin(self) -> None:
-        """The block of a step is entered: the first time, or again."""
+        """Enter the block of a step: the first time, or again."""
         now_s = self._last_s = perf_counter()
         self.sums = [0.0] * NUM_PARTS
         self.sums[BETWEEN] = now_s - self._committed_s
@@ -84,6 +84,6 @@ class Laps:
             self.sums[EXCHANGE] -= waits_s
 
     def committed(self) -> None:
-        """The step is applied."""
+        """Note that the step is applied."""
         self.lap(APPLY)
         self._committed_s = self._last_s
