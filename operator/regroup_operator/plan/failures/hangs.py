@@ -69,6 +69,25 @@ class Hang:
     found_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """The times of a step that is being made."""
+
+    began_s: float
+    bound_s: float
+    """Seconds that the step may take."""
+    overdue_s: float
+    """Time from which the step is overdue."""
+
+    @property
+    def alone_s(self) -> float:
+        """Time from which the step counts as a hang although no rank waits for another."""
+        return self.overdue_s + (ALONE - 1) * self.bound_s
+
+    def says(self, at_s: float) -> str:
+        return f"No step was committed for {at_s - self.began_s:.0f} s"
+
+
 def find_hang(
     *,
     current: Current | None,
@@ -92,34 +111,59 @@ def find_hang(
     sessions = [w.session for w in training if w.session is not None]
     if not sessions:
         return Hang()
-    began_s = max(_moved_s(s, current.number) for s in sessions)
-    bound_s = bound(sessions, hang_seconds, settings)
-    excused_s = max((_excused_s(s, hang_seconds, settings) for s in sessions), default=0.0)
-    # An operator that serves many jobs hears of a step later than it is committed.
-    late_s = max(s.report_every_s for s in sessions) - REPORT_EVERY_S
-    overdue_s = max(began_s + bound_s + late_s, excused_s)
-    if now_s < overdue_s:
-        return Hang(due_s=overdue_s)
-    # As long as nothing is decided the sentence stays as it is: each other one would be a write of the status.
-    what = f"No step was committed for {overdue_s - began_s:.0f} s"
-    alone_s, stacks = overdue_s + (ALONE - 1) * bound_s, list[_RankStack]()
-    for after_s in (overdue_s, alone_s):
-        if now_s < after_s:
-            where = "; ".join(_words(*place) for place in stacks[:3])
-            then = f"It counts as a hang after {alone_s - began_s:.0f} s"
-            return Hang(alone_s, f"{what}, and no rank waits for another: {where}. {then}.")
-        asked = _ask(training, current, after_s, what, now_s)
+    clock = _clock(sessions, current, hang_seconds, settings)
+    if now_s < clock.overdue_s:
+        return Hang(due_s=clock.overdue_s)
+    asked = _ask(training, current, clock.overdue_s, clock, now_s)
+    if asked is not None:
+        return asked
+    stacks = _stacks(training, current, processes, clock.overdue_s)
+    alone = len(training) == len(members) and _waits_for_none(stacks)
+    if alone and now_s < clock.alone_s:
+        return _may_be_slow(clock, stacks)
+    if alone:
+        asked = _ask(training, current, clock.alone_s, clock, now_s)
         if asked is not None:
             return asked
-        stacks = _stacks(training, current, processes, after_s)
-        alone = len(training) == len(members) and not any(s.place in _INSIDE for _, _, s in stacks)
-        if not alone:
-            break
-    found_s = max(w.session.stacks_at_s or 0.0 for w in training if w.session)
-    what = f"No step was committed for {found_s - began_s:.0f} s"
+        stacks = _stacks(training, current, processes, clock.alone_s)
+        alone = _waits_for_none(stacks)
     outside = [place for place in stacks if place[2].place not in _INSIDE]
     if alone and len(outside) > 1:
         outside = _without_keepers(outside, per_group * processes if per_group > 1 else 1)
+    found_s = max(w.session.stacks_at_s or 0.0 for w in training if w.session)
+    return _verdict(clock.says(found_s), stacks, outside, in_a_row, found_s, now_s)
+
+
+def _clock(sessions: Sequence[Session], current: Current, hang_seconds: float | None, settings: Settings) -> _Clock:
+    began_s = max(_moved_s(s, current.number) for s in sessions)
+    bound_s = bound(sessions, hang_seconds, settings)
+    excused_s = max(_excused_s(s, hang_seconds, settings) for s in sessions)
+    # An operator that serves many jobs hears of a step later than it is committed.
+    late_s = max(s.report_every_s for s in sessions) - REPORT_EVERY_S
+    return _Clock(began_s, bound_s, max(began_s + bound_s + late_s, excused_s))
+
+
+def _waits_for_none(stacks: Iterable[_RankStack]) -> bool:
+    """Return whether no rank is in a collective: then no rank waits for another."""
+    return not any(stack.place in _INSIDE for _, _, stack in stacks)
+
+
+def _may_be_slow(clock: _Clock, stacks: Sequence[_RankStack]) -> Hang:
+    """Return the look at `alone_s`. Its sentence stays the same until then, since each new one would be a write of the status."""
+    where = "; ".join(_words(*place) for place in stacks[:3])
+    then = f"It counts as a hang after {clock.alone_s - clock.began_s:.0f} s"
+    return Hang(clock.alone_s, f"{clock.says(clock.overdue_s)}, and no rank waits for another: {where}. {then}.")
+
+
+def _verdict(
+    what: str,
+    stacks: Sequence[_RankStack],
+    outside: Sequence[_RankStack],
+    in_a_row: int,
+    found_s: float,
+    now_s: float,
+) -> Hang:
+    """Return the failure of the job after IN_A_ROW hangs, else the culprits, or new groups if there is none."""
     named = "; ".join(_words(*place) for place in outside[:3]) or "every rank is in a collective: " + "; ".join(
         f"rank {rank} in {s.where}" for rank, _, s in stacks[:3]
     )
@@ -197,7 +241,7 @@ def _excused_s(session: Session, hang_seconds: float | None, settings: Settings)
     return max(ends, default=0.0)
 
 
-def _ask(training: Sequence[Worker], current: Current, after_s: float, what: str, now_s: float) -> Hang | None:
+def _ask(training: Sequence[Worker], current: Current, after_s: float, clock: _Clock, now_s: float) -> Hang | None:
     """Return the agents to ask, or until when the operator waits for answers.
 
     None: there are answers of `after_s` or later, and all agents have had their time.
@@ -211,7 +255,8 @@ def _ask(training: Sequence[Worker], current: Current, after_s: float, what: str
     waits = [at_s for at_s in given_s if at_s > now_s]
     if not ask and not waits:
         return None
-    return Hang(min(waits, default=now_s + ANSWER_S), f"{what}; asking where the ranks are.", tuple(ask))
+    what = f"{clock.says(clock.overdue_s)}; asking where the ranks are."
+    return Hang(min(waits, default=now_s + ANSWER_S), what, tuple(ask))
 
 
 def _answered(session: Session, current: Current, after_s: float) -> bool:
