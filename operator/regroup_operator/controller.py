@@ -51,6 +51,9 @@ REST, LEAST_REST_S, MAX_REST_S = 2.0, 0.02, 0.5
 A plan of 5,000 workers takes 0.1 s, and each pod that starts asks for one. Without a rest, requests and agents would get one turn
 of the event loop between two plans. The shorter one of the last two plans counts, because this process may have stood still.
 """
+STARTING_PODS, STARTING_REST_S = 4, 0.2
+"""Least time between two plans of a job that has more pods than that and no generation. Each pod changes five times and more
+until its worker is ready, and a plan for each change is most of the operator's cost of a pod. A small job starts at once."""
 BUDGET_RETRY_PART, BUDGET_RETRY_MIN_S = 0.1, 0.1
 """Progress that is due when all jobs together have written enough of it waits so much of the usual time longer."""
 
@@ -259,8 +262,8 @@ class Controller:
             refusal=_why(refusal, job),
         )
         plan = plan_job(inputs)
-        self._let_rest(job, kept, inputs.clock)
         kept.progress_due, kept.pods = plan.progress_due, pods
+        self._let_rest(job, plan, kept, inputs.clock)
         written, write_s = await self._write(job, plan, inputs.clock, kept, every_s)
         self._log(inputs, plan, kept, written=written is not None)
         self._say(job, plan)
@@ -275,11 +278,13 @@ class Controller:
         due = [d for d in (plan.due_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
-    def _let_rest(self, job: Job, kept: _Kept, began: Clock) -> None:
+    def _let_rest(self, job: Job, plan: JobPlan, kept: _Kept, began: Clock) -> None:
         now_s = self._monotonic()
         took_s, kept.plan_s = min(kept.plan_s, now_s - began.now_s), now_s - began.now_s
-        if REST * took_s >= LEAST_REST_S:
-            self._turns.rest(job.key, now_s + min(REST * took_s, MAX_REST_S))
+        is_starting = "membership" not in plan.status and len(kept.pods) > STARTING_PODS
+        rest_s = max(min(REST * took_s, MAX_REST_S), STARTING_REST_S if is_starting else 0.0)
+        if rest_s >= LEAST_REST_S:
+            self._turns.rest(job.key, now_s + rest_s)
 
     def _log(self, inputs: Inputs, plan: JobPlan, kept: _Kept, *, written: bool) -> None:
         """Write a line for a plan that has decided something new."""

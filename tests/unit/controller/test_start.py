@@ -257,6 +257,36 @@ def test_rest_after_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan
     assert world.operator.rests_until_s == (pytest.approx(world.now_s + rest_s, abs=0.01) if rest_s else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "is_bounded"),
+    [
+        pytest.param(4, False, id="few pods start at once"),
+        pytest.param(8, True, id="changes of many pods are planned together"),
+    ],
+)
+def test_plans_of_a_job_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int, is_bounded: bool
+) -> None:
+    world = World(tmp_path, make_job().with_replicas(replicas))
+    world.pods.pending = {0}
+    world.settle()
+    planned = plans_take(world, monkeypatch, itertools.repeat(0.0))
+    assert world.operator is not None
+    for _ in range(50):
+        world.operator.dirty()
+        world.advance(0.01)
+    assert not world.generation
+    assert (min(b - a for a, b in itertools.pairwise(planned)) >= 0.19) == is_bounded, planned
+    world.pods.pending = set()
+    world.run_pod(world.uid(0))
+    world.until(lambda: world.generation == 1, limit_s=1)
+    planned.clear()
+    for _ in range(50):
+        world.operator.dirty()
+        world.advance(0.01)
+    assert len(planned) > 20, "a job with a generation does not wait"
+
+
 def test_idle_job_writes_only_that_it_is_seen(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(3))
     world.advance(20)
