@@ -16,11 +16,11 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from regroup_operator.api import ConflictError, Job, JobStatus, SpecError, UnavailableError, parse_status
+from regroup_operator.api import ConflictError, Job, JobStatus, SpecError, UnavailableError
 from regroup_operator.background import Background
 from regroup_operator.decision_log import DecisionLog, has_decided
 from regroup_operator.endpoint.registry import Registry
@@ -65,7 +65,7 @@ class Observer(Protocol):
         """Count a generation that was written to a status and announced."""
         ...
 
-    def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
+    def status_written(self, before: JobStatus, after: JobStatus) -> None:
         """Count what differs between two statuses of a job; `after` was just written."""
         ...
 
@@ -333,7 +333,7 @@ class Controller:
         """Write the status if it changed, and if that may not wait; progress alone every `every_s` seconds. Returns the job as
         written, None: it was not, and when the write is due, on the monotonic clock."""
         written = None
-        memory, changed = plan.memory, plan.status != job.status.to_dict()
+        memory, changed = plan.memory, plan.status != job.status
         differs = differing(memory.differs_since_s, plan.urgency if changed else None, clock.now_s)
         memory = replace(memory, differs_since_s=differs)
         if changed:
@@ -346,7 +346,7 @@ class Controller:
                 return None, due
             started = self._monotonic()
             try:
-                written = await self._store.write_status(job, plan.status, progress_only=is_progress)
+                written = await self._store.write_status(job, plan.written, progress_only=is_progress)
             except UnavailableError:
                 kept.unanswered.append((job.status, plan))
                 raise
@@ -367,8 +367,7 @@ class Controller:
         """Take up a plan whose write took effect although its answer was lost, or what it counted would be counted again."""
         if not kept.unanswered:
             return
-        stored = job.status.to_dict()
-        sent = next((s for s in kept.unanswered if parse_status({"status": s[1].status}).to_dict() == stored), None)
+        sent = next((s for s in kept.unanswered if s[1].status == job.status), None)
         if sent is not None:
             before, plan = sent
             kept.unanswered.clear()
@@ -378,12 +377,12 @@ class Controller:
             self._say(job, plan)
 
     def _say(self, job: Job, plan: JobPlan) -> None:
-        membership = plan.status.get("membership") or {}
-        number = membership.get("generation", 0)
+        membership = plan.status.membership
+        number = 0 if membership is None else membership.generation
         for tell in plan.tell:
             self._registry.tell(tell.pod_uid, job.uid, number, tell.body)
-        if plan.announced and self._observer:
-            self._observer.generation_issued(membership["kind"])
+        if plan.announced and membership is not None and self._observer:
+            self._observer.generation_issued(membership.kind)
         for note in plan.notes:
             self._recorder.record(job, note)
 

@@ -137,7 +137,8 @@ def reading() -> Iterator[None]:
 
 def decision_of(plan: JobPlan) -> dict[str, Any]:
     """Return the decisions of a plan as JSON."""
-    plain: dict[str, Any] = TypeAdapter(JobPlan).dump_python(plan, mode="json", exclude={"memory", "delete"})
+    plain: dict[str, Any] = TypeAdapter(JobPlan).dump_python(plan, mode="json", exclude={"memory", "delete", "status"})
+    plain["status"] = plan.written
     plain["delete"] = [pod.name for pod in plan.delete]
     plain["urgency"] = plan.urgency.name
     decision: dict[str, Any] = json.loads(json.dumps(plain))

@@ -6,8 +6,7 @@ they are given callables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from regroup_operator.api import JobStatus
-from regroup_operator.api.status import POD_CAUSES, PROCESS_CAUSES
+from regroup_operator.api.status import POD_CAUSES, PROCESS_CAUSES, Incident
 from regroup_operator.job_metrics import JobMetrics, Jobs, one_of
 from regroup_operator.model.worker import CAUSES, PLANNED_CAUSES
 
@@ -121,21 +120,23 @@ class Metrics:
         """Count a generation."""
         self.generations.labels(kind).inc()
 
-    def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
+    def status_written(self, before: JobStatus, after: JobStatus) -> None:
         """Count a status write, and the incidents and restarts that are new in it."""
         self.status_writes.inc()
-        known = {incident.generation: incident.to_dict() for incident in before.incidents}
-        for incident in after.get("incidents", ()):
-            old = known.get(incident["generation"])
+        known = {incident.generation: incident for incident in before.incidents}
+        for incident in after.incidents:
+            old = known.get(incident.generation)
             if old is None:
-                self.incidents.labels(one_of(CAUSES, incident.get("cause") or "Unknown")).inc()
-            if _recovered(incident) and not _recovered(old or {}):
-                self.recovery_seconds.observe(recovery_s(incident))
-                for part in PARTS:
-                    if incident.get(f"{part}Ms") is not None:
-                        self.recovery_part_seconds.labels(part).observe(incident[f"{part}Ms"] / 1000)
-        counted = (before.restarts.causes if before.restarts is not None else None) or {}
-        for cause, count in ((after.get("restarts") or {}).get("causes") or {}).items():
+                self.incidents.labels(one_of(CAUSES, incident.cause or "Unknown")).inc()
+            if _recovered(incident) and not (old is not None and _recovered(old)):
+                parts_s = recovery_parts_s(incident)
+                self.recovery_seconds.observe(sum(parts_s.values()))
+                for part, part_s in parts_s.items():
+                    self.recovery_part_seconds.labels(part).observe(part_s)
+        counted, counts = (
+            (status.restarts.causes if status.restarts is not None else None) or {} for status in (before, after)
+        )
+        for cause, count in counts.items():
             kind = "pod" if cause in POD_CAUSES else "process"
             self.restarts.labels(kind, one_of((*PROCESS_CAUSES, *POD_CAUSES), cause)).inc(
                 max(0, count - counted.get(cause, 0))
@@ -157,23 +158,26 @@ class _Dropped(Collector):
         yield CounterMetricFamily("regroup_dropped_reports", text, value=self._read())
 
 
-PARTS = ("detect", "decide", "persist", "form", "transfer", "firstStep", "start")
-"""Parts of a recovery, as in status.incidents."""
-
-
-def _recovered(incident: Mapping[str, Any]) -> bool:
+def _recovered(incident: Incident) -> bool:
     """Return whether a failure is over: the incident's generation has committed a step, or in tier Script its processes run."""
-    if incident.get("cause") in PLANNED_CAUSES:
+    if incident.cause in PLANNED_CAUSES:
         return False
-    return incident.get("firstStepMs") is not None or incident.get("startMs") is not None
+    return incident.first_step_ms is not None or incident.start_ms is not None
 
 
-def recovery_s(incident: Mapping[str, Any]) -> float:
-    """Return the seconds from a failure to the first step after it, or in tier Script until its processes run.
-
-    It is the sum of the parts that are known.
-    """
-    return sum(float(incident.get(f"{part}Ms") or 0.0) for part in PARTS) / 1000
+def recovery_parts_s(incident: Incident) -> dict[str, float]:
+    """Return the known parts of a recovery, in seconds. They last from the failure to the first step after it, or in tier Script
+    until its processes run."""
+    parts_ms = {
+        "detect": incident.detect_ms,
+        "decide": incident.decide_ms,
+        "persist": incident.persist_ms,
+        "form": incident.form_ms,
+        "transfer": incident.transfer_ms,
+        "firstStep": incident.first_step_ms,
+        "start": incident.start_ms,
+    }
+    return {part: part_ms / 1000 for part, part_ms in parts_ms.items() if part_ms is not None}
 
 
 async def serve(metrics: Metrics, host: str, port: int, is_ready: Callable[[], str | None]) -> web.AppRunner:

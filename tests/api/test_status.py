@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.api import JobStatus, parse_job
-from regroup_operator.api.conditions import TRAINING, Condition, set_condition
+from regroup_operator.api.conditions import TRAINING, set_condition
 from regroup_operator.api.status import (
     CheckpointStatus,
     Incident,
@@ -56,7 +56,7 @@ FULL = JobStatus(
     samples=Samples(committed=110080, digest="77"),
     incidents=[Incident(generation=7, at=AT, decision="forced", cause="ProcessExited", detect_ms=3.5, steps_redone=1)],
     agent_image="example/operator:1",
-    conditions=[Condition.model_validate(c) for c in set_condition([], TRAINING, "True", "Training", "3.", AT, 1)],
+    conditions=set_condition([], TRAINING, "True", "Training", "3.", AT, 1),
     summary=Summary(state="Running", ready="3/3", progress="43%", loss="0.250", eta="2m"),
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 from regroup.protocol.document import FORCED, OlderGeneration
 from regroup.protocol.state import Condition, Phase, Seal, StatePair
 from regroup.protocol.wire import Fault, Progress
-from regroup_operator.api import Job, parse_job
+from regroup_operator.api import Job, JobStatus, parse_job, parse_status
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Counted, JobMemory, SlotMemory, WorkerMemory
 from regroup_operator.model.records import Pod, Session
@@ -18,6 +18,21 @@ from tests.builders.jobs import Manifest, stored_job
 
 JOB_UID = "1f4a-uid"
 LONG_AGO_S = -1000.0
+
+
+MEMBERSHIP = {"generation": 1, "uid": "g1", "kind": FORCED, "digest": "ab12", "worldSize": 1, "members": "0"}
+CONDITION = {"status": "True", "reason": "Any", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+INCIDENT = {"at": "2026-01-01T00:00:00Z", "decision": "Any."}
+
+
+def make_status(given: Mapping[str, Any]) -> JobStatus:
+    """Return a status with these fields. What their parts must have besides is defaulted."""
+    raw = dict(given)
+    if raw.get("membership") is not None:
+        raw["membership"] = MEMBERSHIP | raw["membership"]
+    for name, default in (("conditions", CONDITION), ("incidents", INCIDENT)):
+        raw[name] = [default | one for one in raw.get(name, ())]
+    return parse_status({"status": raw})
 
 
 def uid_of(slot: int, attempt: int = 0) -> str:

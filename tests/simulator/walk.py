@@ -11,7 +11,6 @@ from typing import Any
 
 from regroup_operator.api import parse_job
 from regroup_operator.model.pod_row import REPLACED, TRIED_AGAIN
-from regroup_operator.plan.generation.lateness import LONGEST_START
 from tests.simulator.bound import NAMED, PULL_S, WAITS, bound_s
 from tests.simulator.cluster import REFUSED
 from tests.simulator.faults import KINDS, LEAVING, MOMENT_S, Fault
@@ -150,7 +149,7 @@ class Walk:
         world.ledger.calm = False
         if hits:
             self.outcome.hits.append(fault.kind)
-            if fault.kind in HANGS and LONGEST_START not in world.status:
+            if fault.kind in HANGS and "longestStartSeconds" not in world.status:
                 self.bound_s += world.settings.start_timeout_s  # no start has been seen that tells how long one takes
         lasts_s = fault.for_s if fault.for_s < FOREVER else 0.0
         self._over_s = max(self._over_s, world.now_s + min(lasts_s, 60.0) + _slow_end_s(fault))

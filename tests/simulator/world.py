@@ -19,7 +19,7 @@ from typing import Any
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol.snapshot import SnapshotState
-from regroup_operator.api import Job
+from regroup_operator.api import Job, parse_status
 from regroup_operator.decision_log import DecisionLog
 from regroup_operator.model.plan import timestamp
 from regroup_operator.model.ports import EventNote
@@ -496,7 +496,7 @@ class World:
     @property
     def finished(self) -> Finished | None:
         """The members whose steps are over, as the status says it; None: there are steps to train."""
-        return read_finished(self.status)
+        return read_finished(parse_status({"status": self.status}))
 
     @property
     def has_trained(self) -> bool:

@@ -20,7 +20,7 @@ from regroup_operator.endpoint.sessions import apply_report
 from regroup_operator.job_metrics import PHASES
 from regroup_operator.model.worker import CAUSES
 from tests.builders.jobs import stored_job
-from tests.builders.plan import make_job
+from tests.builders.plan import make_job, make_status
 from tests.simulator.cluster import KEY
 from tests.simulator.world import World
 
@@ -44,8 +44,9 @@ def write(
     before_restarts: dict[str, Any] | None = None,
     **status: Any,
 ) -> None:
-    job = parse_job(stored_job(status={"incidents": before, "restarts": before_restarts}))
-    metrics.status_written(job.status, {"incidents": after, **status})
+    metrics.status_written(
+        make_status({"incidents": before, "restarts": before_restarts}), make_status({"incidents": after, **status})
+    )
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:

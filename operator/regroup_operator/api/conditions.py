@@ -6,8 +6,8 @@ the clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from pydantic import Field
 
@@ -66,38 +66,28 @@ class Condition(WrittenModel):
 
 
 def set_condition(
-    conditions: Iterable[Mapping[str, Any]],
+    conditions: Iterable[Condition],
     type: str,
     status: ConditionStatus,
     reason: str,
     message: str,
     now: str,
     observed_generation: int,
-) -> list[dict[str, Any]]:
-    """Return `conditions` (camelCase dicts as in status) with the one of `type` replaced or appended.
+) -> list[Condition]:
+    """Return `conditions` with the one of `type` replaced or appended.
 
     `now` is an RFC 3339 time. lastTransitionTime moves only when `status` changes, so writing the same again gives an
     equal list. Order is kept; the input is not changed. An unknown `type` is a bug of ours.
     """
     assert type in TYPES, type
-    made = {
-        "type": type,
-        "status": status,
-        "reason": reason,
-        "message": shorten(message, 4096),
-        "lastTransitionTime": now,
-        "observedGeneration": observed_generation,
-    }
-    result: list[dict[str, Any]] = []
-    found = False
-    for old in conditions:
-        if old["type"] != type:
-            result.append(dict(old))
-            continue
-        found = True
-        if old["status"] == status:
-            made["lastTransitionTime"] = old["lastTransitionTime"]
-        result.append(made)
-    if not found:
-        result.append(made)
-    return result
+    before = list(conditions)
+    old = next((one for one in before if one.type == type), None)
+    made = Condition(
+        type=type,
+        status=status,
+        reason=reason,
+        message=shorten(message, 4096),
+        last_transition_time=old.last_transition_time if old is not None and old.status == status else now,
+        observed_generation=observed_generation,
+    )
+    return [*before, made] if old is None else [made if one is old else one for one in before]

@@ -522,3 +522,7 @@ class JobStatus(WrittenModel):
 
     summary: Summary | None = None
     """Texts for the columns of kubectl get. Programs should read conditions and numbers instead."""
+
+    def condition(self, type: str) -> Condition | None:
+        """Return the condition of a type, None if the status has none."""
+        return next((one for one in self.conditions if one.type == type), None)

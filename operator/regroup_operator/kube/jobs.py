@@ -27,6 +27,7 @@ from regroup_operator.api import (
     set_condition,
 )
 from regroup_operator.api.conditions import ACCEPTED
+from regroup_operator.api.status import Summary
 from regroup_operator.kube.client import Client, Resource
 from regroup_operator.kube.events import EventRecorder, Regarding
 from regroup_operator.kube.job_cache import Entry, JobCache, Listed, key_of, version_of
@@ -214,22 +215,20 @@ class CachedJobStore:
 
     async def _refuse(self, raw: Mapping[str, Any], error: SpecError) -> None:
         metadata = raw["metadata"]
-        old = parse_status(raw).to_dict()
+        old = parse_status(raw)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._wall_clock()))
         conditions = set_condition(
-            old.get("conditions", ()), ACCEPTED, "False", error.reason, str(error), now, metadata["generation"]
+            old.conditions, ACCEPTED, "False", error.reason, str(error), now, metadata["generation"]
         )
-        summary = {**old.get("summary", {}), "state": error.reason}
-        status = {
-            "phase": "Pending",
-            **old,
-            "observedGeneration": metadata["generation"],
-            "conditions": conditions,
-            "summary": summary,
-        }
+        status = old.with_fields(
+            phase=old.phase or "Pending",
+            observed_generation=metadata["generation"],
+            conditions=conditions,
+            summary=(old.summary or Summary()).with_fields(state=error.reason),
+        )
         if status == old:
             return
-        await self._write(raw, status)
+        await self._write(raw, status.to_dict())
         if self._recorder is not None:
             about = Regarding(metadata["namespace"], metadata["name"], metadata["uid"], metadata["resourceVersion"])
             self._recorder.record(about, EventNote("Warning", error.reason, str(error)))

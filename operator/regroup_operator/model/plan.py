@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from regroup.protocol.document import Document
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod, PodPlace
@@ -349,7 +350,7 @@ class CreateWorker(NamedTuple):
 class JobPlan:
     """The actions of a plan, in this order: write the status (if it changed), tell, then create and delete pods."""
 
-    status: dict[str, Any]
+    status: JobStatus
     urgency: Urgency
     memory: JobMemory
     tell: tuple[Tell, ...] = ()
@@ -365,3 +366,8 @@ class JobPlan:
     announced: bool = False
     expired: bool = False
     """The job has ended, and its time after that is over: it is deleted."""
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The status as the API gets it."""
+        return self.status.to_dict()

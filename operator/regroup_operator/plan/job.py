@@ -39,7 +39,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         workers=generation.workers,
         tier=facts.tier,
         document=generation.document or known,
-        released=frozenset(report.status.get("released", ())),
+        released=frozenset(report.status.released),
         stop=stop,
         stalled=facts.asks,
         ask=generation.decision.ask if isinstance(generation.decision, Wait) else frozenset(),

@@ -9,6 +9,7 @@ import pytest
 from regroup.protocol import env
 from regroup_operator.api import (
     JobSpec,
+    JobStatus,
     SpecError,
     StatusError,
     parse_job,
@@ -408,6 +409,13 @@ def test_status_of_a_newer_version_survives_reading_and_writing() -> None:
     status = {"membership": {**MEMBERSHIP, "future": {"a": 1}}, "later": True}
     assert parse_job(stored_job(status=status)).status.to_dict().items() >= {"later": True}.items()
     assert parse_job(stored_job(status=status)).status.to_dict()["membership"]["future"] == {"a": 1}
+
+
+def test_copy_has_the_fields_that_are_named_and_no_others() -> None:
+    status = parse_job(stored_job(status={"phase": "Running", "later": True})).status
+    assert status.with_fields(phase=None).to_dict() == {**JobStatus().to_dict(), "later": True}
+    with pytest.raises(AssertionError, match="fase"):
+        status.with_fields(fase="Running")
 
 
 MEMBERSHIP = {"generation": 1, "uid": "u", "kind": "forced", "digest": "d", "worldSize": 3, "members": "0-2"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.polling import until_async
-from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
+from regroup_operator.api import ConflictError, Job, JobStatus, RegroupError, UnavailableError, parse_job
 from regroup_operator.background import MAX_TOGETHER, MAX_TURNS, LoopBackground, Turns
 from regroup_operator.maker import UNSEEN_S, Maker
 from regroup_operator.model.plan import CreateWorker, JobMemory, JobPlan, Urgency
@@ -75,7 +75,7 @@ class Setting:
     def want(self, *slots: int, attempt: int = 0, delete: tuple[Pod, ...] = (), pods: tuple[Pod, ...] = (),
              confirmed: bool = True) -> float | None:  # fmt: skip
         create = tuple(CreateWorker(slot, attempt) for slot in slots)
-        plan = JobPlan(status={}, urgency=Urgency.LATER, memory=JobMemory(), create=create, delete=delete)
+        plan = JobPlan(status=JobStatus(), urgency=Urgency.LATER, memory=JobMemory(), create=create, delete=delete)
         return self.maker.want(JOB, plan, pods, confirmed=confirmed)
 
     async def idle(self) -> None:
@@ -301,7 +301,7 @@ def test_pods_of_roles_are_made_too_each_with_a_back_off_of_its_own() -> None:
     async def scenario(setting: Setting) -> None:
         setting.api.answers[0, 3] = UnavailableError("no answer")
         plan = JobPlan(
-            status={},
+            status=JobStatus(),
             urgency=Urgency.LATER,
             memory=JobMemory(),
             create=(CreateWorker(0, 0),),
@@ -314,7 +314,7 @@ def test_pods_of_roles_are_made_too_each_with_a_back_off_of_its_own() -> None:
         setting.now_s = 100.0
         role = make_pod(1, 0, role="ps")
         again = JobPlan(
-            status={}, urgency=Urgency.LATER, memory=JobMemory(), create_roles=(("ps", 0, 3),), delete=(role,)
+            status=JobStatus(), urgency=Urgency.LATER, memory=JobMemory(), create_roles=(("ps", 0, 3),), delete=(role,)
         )
         setting.maker.want(JOB, again, (role,), confirmed=True)
         await setting.idle()
@@ -399,7 +399,10 @@ def test_jobs_that_start_get_their_pods_one_job_after_the_other_and_those_that_r
             maker = Maker(ports, ports, ports, background, lambda: 0.0, lambda *_: None)
             create = tuple(CreateWorker(slot, 0) for slot in range(slots))
             maker.want(
-                job, JobPlan(status={}, urgency=Urgency.LATER, memory=JobMemory(), create=create), (), confirmed=True
+                job,
+                JobPlan(status=JobStatus(), urgency=Urgency.LATER, memory=JobMemory(), create=create),
+                (),
+                confirmed=True,
             )
 
         jobs = [replace(JOB, name=f"job-{i}") for i in range(100)]
@@ -433,7 +436,7 @@ def test_one_large_job_does_not_keep_the_others_waiting() -> None:
         for name, slots in (("large", 2000), ("small", 8)):
             maker = Maker(ports, ports, ports, background, lambda: 0.0, lambda *_: None)
             create = tuple(CreateWorker(slot, 0) for slot in range(slots))
-            plan = JobPlan(status={}, urgency=Urgency.LATER, memory=JobMemory(), create=create)
+            plan = JobPlan(status=JobStatus(), urgency=Urgency.LATER, memory=JobMemory(), create=create)
             maker.want(replace(JOB, name=name), plan, (), confirmed=True)
         await until_async(lambda: made.count("small") == 8, "the small one")
         assert made.count("large") < 10 * MAX_TOGETHER

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from regroup_operator.api import parse_status
 from regroup_operator.api.crd import object_schema
 from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
@@ -60,6 +61,7 @@ class Reader(World):
         super().__init__(tmp_path, job, **given)
 
     def _wrote(self, status: dict[str, Any]) -> None:
+        assert parse_status({"status": status}).to_dict() == status, "the next operator writes what it has read"
         self.found.update(written(status))
         super()._wrote(status)
 

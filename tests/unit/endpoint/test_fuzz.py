@@ -146,7 +146,7 @@ def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_t
         num_taken += 1
         observation = Observation(pods, {**sessions, pods[0].uid: after})
         plan = plan_job(Inputs(job, observation, JobMemory(), clock, Settings(), "u", "e", "i", KUBECTL_LOGS))
-        stored = json.loads(json.dumps(plan.status, allow_nan=False))
+        stored = json.loads(json.dumps(plan.written, allow_nan=False))
         parse_status({"status": stored})
         check_schema(stored, STATUS)
     assert num_taken > 100, "most of them are so odd that they prove little"

@@ -65,15 +65,15 @@ def plan(
 
 
 def condition(got: JobPlan, kind: str) -> dict[str, Any]:
-    return next((c for c in got.status["conditions"] if c["type"] == kind), {})
+    return next((c for c in got.written["conditions"] if c["type"] == kind), {})
 
 
 def test_job_waits_for_a_role_and_gives_its_workers_back() -> None:
     builder = job()
     got = plan(builder, evaluator(builder))
-    assert got.status["phase"] == "Completing"
-    assert (got.status["summary"]["state"], got.status["summary"]["ready"]) == ("Completing", "")
-    assert got.status["finished"] == OF_TWO | {"at": CLOCK.timestamp()}
+    assert got.written["phase"] == "Completing"
+    assert (got.written["summary"]["state"], got.written["summary"]["ready"]) == ("Completing", "")
+    assert got.written["finished"] == OF_TWO | {"at": CLOCK.timestamp()}
     assert got.urgency == Urgency.NOW, "it is written before the agents are told to stop"
     assert [t.body.outcome for t in got.tell if isinstance(t.body, Stop)] == ["Complete", "Complete"]
     assert (got.create, got.create_roles, got.delete) == ((), (), ())
@@ -84,16 +84,16 @@ def test_job_waits_for_a_role_and_gives_its_workers_back() -> None:
         "The script has returned in all 2 workers of generation 1. The job waits for role eval (0 of 1 pods have succeeded).",
     )
     assert [(n.kind, n.reason) for n in got.notes] == [("Normal", "Completing")]
-    assert "completionTime" not in got.status
-    later = plan(job(status=got.status), evaluator(builder), workers=ENDED, sessions=())
-    assert (later.notes, later.create, later.status["finished"]) == ((), (), got.status["finished"])
-    assert (later.status["phase"], later.status["replicas"], later.status["readyReplicas"]) == ("Completing", 0, 0)
+    assert "completionTime" not in got.written
+    later = plan(job(status=got.written), evaluator(builder), workers=ENDED, sessions=())
+    assert (later.notes, later.create, later.written["finished"]) == ((), (), got.written["finished"])
+    assert (later.written["phase"], later.written["replicas"], later.written["readyReplicas"]) == ("Completing", 0, 0)
 
 
 def test_role_that_has_succeeded_before_the_workers_is_not_waited_for() -> None:
     builder = job()
     got = plan(builder, evaluator(builder, phase="Succeeded"))
-    assert (got.status["phase"], got.status["finished"]["done"]) == ("Succeeded", "0-1")
+    assert (got.written["phase"], got.written["finished"]["done"]) == ("Succeeded", "0-1")
     assert condition(got, "Complete")["message"] == (
         "The script has returned in all 2 workers of generation 1, and all pods of role eval have succeeded."
     )
@@ -103,7 +103,7 @@ def test_workers_that_have_not_finished_are_waited_for_whatever_the_role_did() -
     builder = job()
     trains = make_session(1, Phase.TRAINING, 1, told_tier="Session", told_generation=1)
     got = plan(builder, evaluator(builder, phase="Succeeded"), sessions=(done(0, Phase.FINISHED), trains))
-    assert (got.status["phase"], told(got, Stop)) == ("Running", [])
+    assert (got.written["phase"], told(got, Stop)) == ("Running", [])
 
 
 @pytest.mark.parametrize("workers", [ENDED, (), WORKERS], ids=["ended", "gone", "still there"])
@@ -111,7 +111,7 @@ def test_job_is_complete_once_the_role_has_succeeded(workers: tuple[Pod, ...]) -
     """Another operator, which never saw the workers finish."""
     builder = job(status=AFTER)
     got = plan(builder, evaluator(builder, phase="Succeeded"), workers=workers, sessions=())
-    assert (got.status["phase"], got.status["completionTime"]) == ("Succeeded", CLOCK.timestamp())
+    assert (got.written["phase"], got.written["completionTime"]) == ("Succeeded", CLOCK.timestamp())
     assert condition(got, "Complete")["message"].startswith(
         "The script has returned in all 2 workers of generation 1, and"
     )
@@ -123,7 +123,7 @@ def test_no_worker_starts_again(workers: tuple[Pod, ...]) -> None:
     """Nor does a change of size matter."""
     builder = job(status=AFTER).with_replicas(4)
     got = plan(builder, evaluator(builder), workers=workers, sessions=())
-    assert (got.status["phase"], got.create, got.status["membership"]["generation"]) == ("Completing", (), 1)
+    assert (got.written["phase"], got.create, got.written["membership"]["generation"]) == ("Completing", (), 1)
 
 
 def test_worker_that_does_not_end_is_deleted() -> None:
@@ -146,7 +146,7 @@ def test_worker_that_does_not_end_is_deleted() -> None:
 def test_role_that_fails_then(policy: str, changes: dict[str, Any], phase: str, created: list[Any]) -> None:
     builder = job(role("eval", restartPolicy=policy) | {"requiredForCompletion": True}, status=AFTER)
     got = plan(builder, evaluator(builder, phase="Failed", running_since_s=None, **changes), workers=ENDED, sessions=())
-    assert (got.status["phase"], list(got.create_roles)) == (phase, created)
+    assert (got.written["phase"], list(got.create_roles)) == (phase, created)
     if phase == "Failed":
         assert condition(got, "Failed")["reason"] == "RoleFailed"
 
@@ -154,17 +154,17 @@ def test_role_that_fails_then(policy: str, changes: dict[str, Any], phase: str, 
 def test_failed_job_does_not_say_that_it_waits() -> None:
     waiting = plan(job(), evaluator(job()))
     never = role("eval", restartPolicy="Never") | {"requiredForCompletion": True}
-    builder = job(never, status=waiting.status)
+    builder = job(never, status=waiting.written)
     got = plan(builder, evaluator(builder, phase="Failed", last_exit_code=3), workers=ENDED, sessions=())
     assert (condition(got, "Complete")["status"], condition(got, "Complete")["reason"]) == ("False", "Failed")
-    again = plan(job(never, status=got.status), workers=ENDED, sessions=())
-    assert (again.status["conditions"], again.notes) == (got.status["conditions"], ())
+    again = plan(job(never, status=got.written), workers=ENDED, sessions=())
+    assert (again.written["conditions"], again.notes) == (got.written["conditions"], ())
 
 
 def test_container_that_fails_once_all_scripts_have_returned_fails_nothing() -> None:
     builder = job(status=AFTER).with_recovery(maxRestarts=0)
     crashed = (make_pod(0, phase="Failed", last_exit_code=1, container_restarts=1), ENDED[1])
-    assert plan(builder, evaluator(builder), workers=crashed, sessions=()).status["phase"] == "Completing"
+    assert plan(builder, evaluator(builder), workers=crashed, sessions=()).written["phase"] == "Completing"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_deadline_passes_while_it_waits(policy: dict[str, Any], at_s: float, pha
     suspended = AFTER | {"membership": TRAINING["membership"] | {"suspended": True}}
     builder = job(status=suspended, **policy)
     got = plan(builder, evaluator(builder), workers=(), sessions=(), clock=Clock(100.0, STARTED + at_s))
-    assert got.status["phase"] == phase
+    assert got.written["phase"] == phase
     if due_s is not None:
         assert got.due_s == due_s
     if phase == "Failed":
@@ -188,25 +188,25 @@ def test_deadline_passes_while_it_waits(policy: dict[str, Any], at_s: float, pha
 
 def test_suspension_takes_the_roles_and_resumption_starts_no_worker() -> None:
     first = plan(job(status=AFTER, suspend=True), evaluator(job()), workers=ENDED, sessions=())
-    assert first.status["phase"] == "Suspending"
+    assert first.written["phase"] == "Suspending"
     assert {pod.uid for pod in first.delete} == {"eval", *(p.uid for p in ENDED)}
-    done = plan(job(status=first.status, suspend=True), workers=(), sessions=())
-    assert (done.status["phase"], done.status["membership"].get("suspended")) == ("Suspended", None)
+    done = plan(job(status=first.written, suspend=True), workers=(), sessions=())
+    assert (done.written["phase"], done.written["membership"].get("suspended")) == ("Suspended", None)
     assert "resumed, the job waits for its roles" in condition(done, "Suspended")["message"]
-    resumed = plan(job(status=done.status), workers=(), sessions=())
-    assert (resumed.status["phase"], resumed.create, resumed.create_roles) == ("Completing", (), (("eval", 0, 0),))
+    resumed = plan(job(status=done.written), workers=(), sessions=())
+    assert (resumed.written["phase"], resumed.create, resumed.create_roles) == ("Completing", (), (("eval", 0, 0),))
     assert condition(resumed, "Suspended")["reason"] == "Resumed"
 
 
 def test_suspension_that_comes_with_the_last_script_s_end_remembers_that_all_have_returned() -> None:
     got = plan(job(suspend=True), evaluator(job()))
-    assert (got.status["phase"], got.status["finished"]["done"]) == ("Suspending", "0-1")
+    assert (got.written["phase"], got.written["finished"]["done"]) == ("Suspending", "0-1")
     assert told(got, Stop) == [], "it is not in the status yet"
-    kept = plan(job(status=got.status, suspend=True), evaluator(job()))
+    kept = plan(job(status=got.written, suspend=True), evaluator(job()))
     assert {t.body.outcome for t in kept.tell if isinstance(t.body, Stop)} == {"Complete"}
-    once = plan(job(status=got.status), workers=(), sessions=())
-    assert once.status["phase"] == "Suspended", "who was told to stop is suspended, and resumed from there"
-    assert plan(job(status=once.status), workers=(), sessions=()).status["phase"] == "Completing"
+    once = plan(job(status=got.written), workers=(), sessions=())
+    assert once.written["phase"] == "Suspended", "who was told to stop is suspended, and resumed from there"
+    assert plan(job(status=once.written), workers=(), sessions=()).written["phase"] == "Completing"
 
 
 @pytest.mark.parametrize(("policy", "gone"), [("None", set()), ("All", {"eval", *(p.uid for p in ENDED)})])

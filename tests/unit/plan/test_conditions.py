@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api.status import Progress, Samples
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
@@ -265,27 +266,27 @@ def test_end() -> None:
     assert failed["Degraded"].status == "False"
 
 
-def columns(**given: Any) -> dict[str, str]:
+def columns(**given: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
         "phase": "Running", "refused": None, "ready": 2, "replicas": 3,
-        "progress": {"step": 500, "totalSteps": 2000, "loss": 0.123456, "samplesPerSecond": 100.0},
-        "samples": {"committed": 50_000},
+        "progress": Progress(step=500, total_steps=2000, loss=0.123456, samples_per_second=100.0),
+        "samples": Samples(committed=50_000),
     }  # fmt: skip
-    return summary(**values | given)
+    return summary(**values | given).to_dict()
 
 
 def test_columns() -> None:
     assert columns() == {"state": "Running", "ready": "2/3", "progress": "25%", "loss": "0.1235", "eta": "25m"}
     assert columns(phase="Waiting")["eta"] == ""
     assert columns(refused="InvalidTemplate")["state"] == "InvalidTemplate"
-    assert columns(progress={}, samples={}) == {
+    assert columns(progress=None, samples=None) == {
         "state": "Running",
         "ready": "2/3",
         "progress": "",
         "loss": "",
         "eta": "",
     }
-    assert columns(progress={"step": 0, "totalSteps": 10})["progress"] == "0%"
+    assert columns(progress=Progress(step=0, total_steps=10))["progress"] == "0%"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Issued
 from regroup_operator.model.records import Session
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, read_current
-from tests.builders.plan import make_pod, make_session, uid_of
+from tests.builders.plan import make_pod, make_session, make_status, uid_of
 
 STATUS = {"membership": {"generation": 1, "members": "0-1"}}
 NOW_S = 100.0
@@ -49,13 +49,13 @@ FORMED = worker(1, group=Group.FORMED)
     ],
 )
 def test_decide_tier(status: dict[str, object], sessions: list[Session], want: str | None) -> None:
-    assert decide_tier(status, sessions, NOW_S) == want
+    assert decide_tier(make_status(status), sessions, NOW_S) == want
 
 
 def test_order_and_positions_of_groups_come_back_from_the_status() -> None:
     older = {"generation": 1, "uid": "g1", "members": "0,3,2,1.1"}
     newest = {"generation": 2, "uid": "g2", "kind": "forced", "members": "2-3,0,5", "older": [older]}
-    got = read_current({"membership": newest}, [make_pod(0), make_pod(2)], Issued(), 0.0, per_group=2)
+    got = read_current(make_status({"membership": newest}), [make_pod(0), make_pod(2)], Issued(), 0.0, per_group=2)
     assert got is not None
     assert got.members == (MemberId(2, 0), MemberId(3, 0), MemberId(0, 0), MemberId(5, 0))
     assert got.older[0].pod_uids == (uid_of(0), "gone/3.0", uid_of(2), "gone/1.1")

@@ -9,20 +9,18 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
-from regroup_operator.api.status import POD_CAUSES
+from regroup_operator.api.status import POD_CAUSES, SeenExits
 from regroup_operator.model.plan import Clock, JobMemory, ScriptMemory
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
     MAX_LEFT,
     FailedNodes,
-    SeenExits,
     avoided_nodes,
     count_created,
     excused_generations,
     exit_key,
     exits_status,
-    read_exits,
     see_failures,
 )
 from tests.builders.plan import after, make_current, make_pod, make_session, remembered, uid_of
@@ -82,20 +80,19 @@ OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
 
 
 @pytest.mark.parametrize(
-    ("restarts", "session", "counted"),
+    ("newest", "session", "counted"),
     [
-        pytest.param(None, numbered(0, 1), 1, id="nothing was ever counted"),
-        pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1), 0, id="counted by the operator before"),
-        pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1, 2, 3), 2, id="two of three are new"),
-        pytest.param({"processes": 1, "exits": {"newest": {OTHER_POD: 1}}}, numbered(0, 1), 1, id="an earlier pod of that name"),
-        pytest.param({"pods": 1}, numbered(0, 1), 1, id="there was a lost pod, and no exit"),
+        pytest.param({}, numbered(0, 1), 1, id="nothing was counted"),
+        pytest.param({KEY: 1}, numbered(0, 1), 0, id="counted by the operator before"),
+        pytest.param({KEY: 1}, numbered(0, 1, 2, 3), 2, id="two of three are new"),
+        pytest.param({OTHER_POD: 1}, numbered(0, 1), 1, id="an earlier pod of that name"),
     ],
 )  # fmt: skip
 def test_exit_that_is_said_to_another_operator_counts_once(
-    restarts: dict[str, Any] | None, session: Session, counted: int
+    newest: dict[str, int], session: Session, counted: int
 ) -> None:
     obs = Observation(ALL, {session.pod_uid: session}, term_started_s=99.5)
-    known = read_exits(restarts)
+    known = SeenExits(newest=newest)
     seen = see_failures(obs, JobMemory(), CLOCK, tier="Session", current=make_current(), known_exits=known)
     assert len(seen.failures) == counted
     again = see_failures(obs, after(seen), CLOCK, tier="Session", current=make_current(), known_exits=known)
@@ -104,34 +101,32 @@ def test_exit_that_is_said_to_another_operator_counts_once(
 
 def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_next_operator() -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))})
-    known = read_exits({"processes": 1, "exits": {"newest": {KEY: 1}, "generation": 1}})
+    known = SeenExits(newest={KEY: 1}, generation=1)
     seen = see_failures(obs, JobMemory(), CLOCK, tier="Script", current=make_current(), known_exits=known)
     assert seen.failures == ()
-    assert exits_status(known, obs, seen.script.failed, "Script", counted=False) == {
-        "newest": {KEY: 1, exit_key(ALL[1]): 1},
-        "generation": 1,
-    }
+    assert exits_status(known, obs, seen.script.failed, "Script", counted=False) == SeenExits(
+        newest={KEY: 1, exit_key(ALL[1]): 1}, generation=1
+    )
 
 
 @pytest.mark.parametrize(
-    ("known", "sessions", "counted", "status"),
+    ("known", "sessions", "counted", "newest"),
     [
         pytest.param({}, [make_session(0)], False, None, id="no exits"),
-        pytest.param({}, [numbered(0, 1, 2)], True, {"newest": {KEY: 2}}, id="the newest counts"),
+        pytest.param({}, [numbered(0, 1, 2)], True, {KEY: 2}, id="the newest counts"),
         pytest.param({KEY: 2}, [numbered(0, 1, 2)], False, None, id="all that there are: nothing is written"),
-        pytest.param({KEY: 2}, [], True, {"newest": {KEY: 2}}, id="who has not called yet keeps his"),
-        pytest.param(
-            {KEY: 2}, [numbered(0, 1)], True, {"newest": {KEY: 2}}, id="who has not reported all of them again, too"
-        ),
+        pytest.param({KEY: 2}, [], True, {KEY: 2}, id="who has not called yet keeps his"),
+        pytest.param({KEY: 2}, [numbered(0, 1)], True, {KEY: 2}, id="who has not reported all of them again, too"),
         pytest.param({OTHER_POD: 5}, [], False, None, id="a pod that is gone is no reason to write"),
-        pytest.param({OTHER_POD: 5}, [], True, {"newest": {}}, id="but is left out with the next write"),
+        pytest.param({OTHER_POD: 5}, [], True, {}, id="but is left out with the next write"),
     ],
 )
 def test_status_says_which_exits_were_seen(
-    known: dict[str, int], sessions: list[Session], counted: bool, status: dict[str, Any] | None
+    known: dict[str, int], sessions: list[Session], counted: bool, newest: dict[str, int] | None
 ) -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in sessions})
-    assert exits_status(SeenExits(known), obs, 0, "Session", counted=counted) == status
+    got = exits_status(SeenExits(newest=known), obs, 0, "Session", counted=counted)
+    assert got == (None if newest is None else SeenExits(newest=newest))
 
 
 def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:

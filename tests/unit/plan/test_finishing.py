@@ -75,17 +75,17 @@ def stops(got: JobPlan) -> dict[str, str]:
 def test_end_of_the_steps_is_in_the_status_before_anybody_leaves_its_loop() -> None:
     builder = job(SAVED, processesPerWorker=2)
     got = plan(builder, says(0, Phase.FINISHED), says(1, Phase.FINISHED))
-    assert got.status["finished"] == ENDS | {"at": CLOCK.timestamp()}
-    assert (got.status["phase"], got.urgency) == ("Finishing", Urgency.NOW)
+    assert got.written["finished"] == ENDS | {"at": CLOCK.timestamp()}
+    assert (got.written["phase"], got.urgency) == ("Finishing", Urgency.NOW)
     assert (got.create, got.delete, got.announced, told(got, Generation), stops(got)) == ((), (), False, [], {})
     checkpoint = CheckpointRef(1, 10, "step-10.g1-a")
     assert finish(got) == {
         uid_of(0): Finish(1, 10, rank_offset=0, world_size=4, checkpoint=checkpoint, repeats=True),
         uid_of(1): Finish(1, 10, rank_offset=2, world_size=4, checkpoint=checkpoint, repeats=True),
     }
-    again = plan(job(got.status), *(says(slot, Phase.FINISHED, told_finish=1) for slot in (0, 1)))
+    again = plan(job(got.written), *(says(slot, Phase.FINISHED, told_finish=1) for slot in (0, 1)))
     assert (finish(again), stops(again)) == ({}, {})
-    assert again.status["finished"] == got.status["finished"]
+    assert again.written["finished"] == got.written["finished"]
 
 
 def test_last_checkpoint_is_kept_where_a_planned_generation_came_too_late() -> None:
@@ -100,8 +100,8 @@ def test_last_checkpoint_is_kept_where_a_planned_generation_came_too_late() -> N
         "progress_at_s": 99.0,
     }
     got = plan(job(TRAINING | {"membership": late}), says(0, Phase.FINISHED, **last), says(1, Phase.FINISHED))
-    assert (got.status["phase"], got.status["finished"]["generation"]) == ("Finishing", 1)
-    assert {key: got.status["checkpoint"][key] for key in CHECKPOINT} == CHECKPOINT
+    assert (got.written["phase"], got.written["finished"]["generation"]) == ("Finishing", 1)
+    assert {key: got.written["checkpoint"][key] for key in CHECKPOINT} == CHECKPOINT
     assert {body.checkpoint for body in finish(got).values()} == {CheckpointRef(1, 10, "step-10.g1-a")}
 
 
@@ -112,7 +112,7 @@ def test_checkpoint_of_an_older_step_is_none_of_the_end() -> None:
 
 def test_member_that_has_not_committed_the_last_step_keeps_the_others_in_their_loops() -> None:
     got = plan(job(SAVED), says(0, Phase.FINISHED), says(1, Phase.TRAINING))
-    assert (got.status["phase"], "finished" in got.status, finish(got)) == ("Running", False, {})
+    assert (got.written["phase"], "finished" in got.written, finish(got)) == ("Running", False, {})
 
 
 def test_words_and_columns() -> None:
@@ -122,19 +122,19 @@ def test_words_and_columns() -> None:
     assert said["message"] == (
         f"All steps of generation 1 are committed. The script still runs in 1 of 2 workers (worker 1), since {AT}."
     )
-    assert (got.status["summary"]["state"], got.status["summary"]["ready"]) == ("Finishing", "")
+    assert (got.written["summary"]["state"], got.written["summary"]["ready"]) == ("Finishing", "")
     assert (condition(got, "Training")["status"], condition(got, "Training")["reason"]) == ("False", "Finishing")
     assert got.notes == ()
 
 
 def test_end_takes_its_time() -> None:
     """No limit of ours: a script whose processes are there is no hang, and nobody asks whether they are."""
-    status = plan().status
+    status = plan().written
     for later_s in (1e4, 1e6):
         got = plan(
             job(status), says(0, told_finish=1), says(1, told_finish=1), clock=Clock(100.0 + later_s, WALL + later_s)
         )
-        assert (got.status["phase"], got.tell, got.create, got.delete) == ("Finishing", (), (), ())
+        assert (got.written["phase"], got.tell, got.create, got.delete) == ("Finishing", (), (), ())
 
 
 # --- who is done -------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_end_takes_its_time() -> None:
 )  # fmt: skip
 def test_who_has_returned(session: Session | None, pod: Pod, want: str) -> None:
     got = plan(job(ends()), *filter(None, [session, says(1)]), pods=(pod, make_pod(1)))
-    assert got.status["finished"]["done"] == want
+    assert got.written["finished"]["done"] == want
     assert stops(got) == {}, "STAYS: the status does not say so yet"
 
 
@@ -165,8 +165,8 @@ def test_who_has_returned_exits_once_the_status_names_it_and_its_pod_stays() -> 
     got = plan(job(ends("0")), says(0, Phase.DONE), says(1, told_finish=1))
     assert (stops(got), got.delete) == ({uid_of(0): "Complete"}, ())
     exited = make_pod(0, phase="Succeeded", running_since_s=None)
-    later = plan(job(got.status), says(1, told_finish=1), pods=(exited, make_pod(1)))
-    assert (later.status["finished"]["done"], later.create, later.delete, later.tell) == ("0", (), (), ())
+    later = plan(job(got.written), says(1, told_finish=1), pods=(exited, make_pod(1)))
+    assert (later.written["finished"]["done"], later.create, later.delete, later.tell) == ("0", (), (), ())
 
 
 @pytest.mark.parametrize(
@@ -181,23 +181,27 @@ def test_pod_of_a_slot_that_is_done_and_does_not_end_is_deleted(sessions: tuple[
 
 def test_pod_of_a_slot_that_is_done_is_not_missed() -> None:
     got = plan(job(ends("0")), says(1), pods=(make_pod(1),))
-    assert (got.create, got.status["phase"], got.status["finished"]["done"]) == ((), "Finishing", "0")
+    assert (got.create, got.written["phase"], got.written["finished"]["done"]) == ((), "Finishing", "0")
 
 
 def test_job_is_complete_with_the_write_that_names_all() -> None:
     got = plan(job(ends("0")), says(0, Phase.DONE), says(1, Phase.DONE))
-    assert (got.status["phase"], got.status["finished"]["done"], got.urgency) == ("Succeeded", "0-1", Urgency.NOW)
+    assert (got.written["phase"], got.written["finished"]["done"], got.urgency) == ("Succeeded", "0-1", Urgency.NOW)
     assert condition(got, "Complete")["message"] == "The script has returned in all 2 workers of generation 1."
-    after = plan(job(got.status), pods=())
-    assert (after.status["phase"], after.create, after.status["finished"]) == ("Succeeded", (), got.status["finished"])
+    after = plan(job(got.written), pods=())
+    assert (after.written["phase"], after.create, after.written["finished"]) == (
+        "Succeeded",
+        (),
+        got.written["finished"],
+    )
 
 
 def test_job_that_has_ended_is_deleted_after_its_time() -> None:
     got = plan(job(ends("0"), runPolicy={"ttlSecondsAfterFinished": 5}), says(1))
-    assert (got.status["phase"], got.expired) == ("Finishing", False)
+    assert (got.written["phase"], got.expired) == ("Finishing", False)
     ended = plan(job(ends("0-1"), runPolicy={"ttlSecondsAfterFinished": 5}), pods=())
-    assert (ended.status["phase"], ended.expired, ended.due_s) == ("Succeeded", False, 105.0)
-    late = plan(job(ended.status, runPolicy={"ttlSecondsAfterFinished": 5}), pods=(), clock=Clock(106.0, WALL + 6))
+    assert (ended.written["phase"], ended.expired, ended.due_s) == ("Succeeded", False, 105.0)
+    late = plan(job(ended.written, runPolicy={"ttlSecondsAfterFinished": 5}), pods=(), clock=Clock(106.0, WALL + 6))
     assert late.expired
 
 
@@ -208,7 +212,7 @@ def test_job_that_has_ended_is_deleted_after_its_time() -> None:
 def test_size_does_nothing(replicas: int) -> None:
     got = plan(job(ends(), replicas=replicas), says(0, told_finish=1), says(1, told_finish=1))
     assert (got.create, got.delete, got.tell, got.announced) == ((), (), (), False)
-    assert (got.status["phase"], got.status["membership"]["generation"]) == ("Finishing", 1)
+    assert (got.written["phase"], got.written["membership"]["generation"]) == ("Finishing", 1)
 
 
 def test_spares_and_those_that_were_to_join_are_released() -> None:
@@ -222,8 +226,8 @@ def test_spares_and_those_that_were_to_join_are_released() -> None:
     others = (make_session(1, attempt=1, told_tier="Session"), make_session(2, told_tier="Session"))
     builder = job(SAVED, replicas=4, recovery={"spares": 1})
     got = plan(builder, says(0, Phase.FINISHED), says(1, Phase.FINISHED), *others, pods=pods)
-    assert got.status["finished"]["members"] == "0-1", "of two pods of a slot the member has the place"
-    assert set(got.status["released"]) == {pod.uid for pod in got.delete} == {uid_of(1, 1), uid_of(2), uid_of(3)}
+    assert got.written["finished"]["members"] == "0-1", "of two pods of a slot the member has the place"
+    assert set(got.written["released"]) == {pod.uid for pod in got.delete} == {uid_of(1, 1), uid_of(2), uid_of(3)}
     assert set(finish(got)) == {uid_of(0), uid_of(1)}
     assert stops(got) == {uid_of(1, 1): "Released", uid_of(2): "Released"}
 
@@ -247,8 +251,8 @@ LOST = {"node_ready": False, "terminating": True}
 def test_pod_is_made_once_the_place_is_free(pods: tuple[Pod, ...], session: Session | None, want: list[Any]) -> None:
     got = plan(job(ends()), says(0), *filter(None, [session]), pods=(make_pod(0), *pods))
     assert list(got.create) == want
-    assert (got.status["phase"], got.delete) == ("Finishing", ())
-    restarts = got.status.get("restarts", {})
+    assert (got.written["phase"], got.delete) == ("Finishing", ())
+    restarts = got.written.get("restarts", {})
     assert (restarts.get("processes", 0), restarts.get("recent", [])) == (0, []), "it does not count for maxRestarts"
 
 
@@ -265,12 +269,12 @@ def test_pod_that_is_made_gets_the_place_and_the_finished_generation() -> None:
     pods = (make_pod(0), make_pod(1, 1))
     fresh = make_session(1, Phase.STARTING, 0, attempt=1, told_tier="Session")
     got = plan(job(ends()), says(0, told_finish=1), fresh, pods=pods)
-    assert (got.status["finished"]["members"], got.urgency) == ("0,1.1", Urgency.NOW), "before it is told"
+    assert (got.written["finished"]["members"], got.urgency) == ("0,1.1", Urgency.NOW), "before it is told"
     (body,) = finish(got).values()
     assert (list(finish(got)), body.rank_offset, body.generation, body.world_size) == ([uid_of(1, 1)], 1, 1, 2)
     assert (got.create, got.delete, got.announced) == ((), (), False)
-    ended = plan(job(got.status), says(0, Phase.DONE), says(1, Phase.DONE, attempt=1), pods=pods)
-    assert (ended.status["phase"], ended.status["finished"]["done"]) == ("Succeeded", "0,1.1")
+    ended = plan(job(got.written), says(0, Phase.DONE), says(1, Phase.DONE, attempt=1), pods=pods)
+    assert (ended.written["phase"], ended.written["finished"]["done"]) == ("Succeeded", "0,1.1")
 
 
 def test_pod_that_comes_back_after_its_place_was_given_away_is_released() -> None:
@@ -279,7 +283,7 @@ def test_pod_that_comes_back_after_its_place_was_given_away_is_released() -> Non
     got = plan(
         job(ends(members="0,1.1")), says(0, told_finish=1), says(1, Phase.DONE), says(1, attempt=1, told_finish=1), pods=pods
     )  # fmt: skip
-    assert (got.status["finished"]["members"], got.status["finished"]["done"]) == ("0,1.1", "")
+    assert (got.written["finished"]["members"], got.written["finished"]["done"]) == ("0,1.1", "")
     assert ([pod.uid for pod in got.delete], stops(got)) == ([uid_of(1)], {uid_of(1): "Released"})
     assert got.create == ()
 
@@ -345,21 +349,21 @@ def fails(slot: int, code: int = 1, attempt: int = 0) -> Session:
 
 def test_failure_counts_and_the_script_runs_again_in_place() -> None:
     got = plan(job(ends()), fails(0), says(1))
-    assert (got.status["phase"], got.create, got.announced) == ("Finishing", (), False)
-    assert (got.status["restarts"]["processes"], len(got.status["restarts"]["recent"])) == (1, 1)
+    assert (got.written["phase"], got.create, got.announced) == ("Finishing", (), False)
+    assert (got.written["restarts"]["processes"], len(got.written["restarts"]["recent"])) == (1, 1)
 
 
 def test_container_that_fails_counts_and_its_pod_is_replaced_elsewhere() -> None:
     pods = tuple(make_pod(1, attempt, phase="Failed", last_exit_code=1) for attempt in (0, 4))
     got = plan(job(ends()), says(0), pods=(make_pod(0), *pods))
-    assert (got.create, got.status["phase"]) == (((1, 5, ("node-1",)),), "Finishing")
-    assert (got.status["restarts"]["processes"], len(got.status["restarts"]["recent"])) == (2, 1)
+    assert (got.create, got.written["phase"]) == (((1, 5, ("node-1",)),), "Finishing")
+    assert (got.written["restarts"]["processes"], len(got.written["restarts"]["recent"])) == (2, 1)
 
 
 def test_more_failures_than_it_may_have() -> None:
-    got = plan(job(plan().status, recovery={"maxRestarts": 0}), fails(0), says(1))
-    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "TooManyRestarts")
-    assert got.status["failedPod"] == "digits-worker-0-0"
+    got = plan(job(plan().written, recovery={"maxRestarts": 0}), fails(0), says(1))
+    assert (got.written["phase"], condition(got, "Failed")["reason"]) == ("Failed", "TooManyRestarts")
+    assert got.written["failedPod"] == "digits-worker-0-0"
     assert "RuntimeError: no bucket" in condition(got, "Failed")["message"]
     assert (condition(got, "Complete")["status"], condition(got, "Complete")["reason"]) == ("False", "Failed")
     assert set(stops(got).values()) == {"Failed"}
@@ -379,7 +383,7 @@ def test_rule_judges_each_workers_end_by_itself(finished: bool) -> None:
 def test_rule_that_ignores_a_failure() -> None:
     rules = [{"action": "Ignore", "exitCodes": {"operator": "In", "values": [7]}}]
     got = plan(job(ends(), recovery={"maxRestarts": 0, "onExit": rules}), fails(0, 7), says(1))
-    assert (got.status["phase"], got.status["restarts"].get("ignored")) == ("Finishing", 1)
+    assert (got.written["phase"], got.written["restarts"].get("ignored")) == ("Finishing", 1)
 
 
 @pytest.mark.parametrize(
@@ -395,10 +399,10 @@ def test_end_that_cannot_be_repeated_fails_with_a_sentence(
 ) -> None:
     status = {k: v for k, v in ends(checkpoint=checkpoint).items() if v is not None}
     got = plan(job(status), *sessions, pods=pods)
-    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "EndFailed")
+    assert (got.written["phase"], condition(got, "Failed")["reason"]) == ("Failed", "EndFailed")
     message = condition(got, "Failed")["message"]
     assert says_what in message
-    assert got.status.get("failedPod") == ("digits-worker-0-0" if "kubectl logs" in message else None)
+    assert got.written.get("failedPod") == ("digits-worker-0-0" if "kubectl logs" in message else None)
     assert "the state of step 10, the last one, is in no checkpoint, so it cannot run again" in message
 
 
@@ -407,21 +411,21 @@ def test_end_that_cannot_be_repeated_fails_with_a_sentence(
 
 def test_suspension_ends_the_scripts_that_run_and_keeps_what_is_done() -> None:
     first = plan(job(ends("0"), runPolicy={"suspend": True}), says(0, Phase.DONE), says(1))
-    assert (first.status["phase"], stops(first)) == ("Suspending", {uid_of(0): "Complete", uid_of(1): "Suspended"})
-    assert "restarts" not in first.status or not first.status["restarts"].get("processes")
+    assert (first.written["phase"], stops(first)) == ("Suspending", {uid_of(0): "Complete", uid_of(1): "Suspended"})
+    assert "restarts" not in first.written or not first.written["restarts"].get("processes")
     said = condition(first, "Complete")
     assert (said["reason"], said["message"]) == (
         "Finishing",
         "All steps of generation 1 are committed. The script has not returned in 1 of 2 workers (worker 1). It runs again there "
         "once the job is resumed.",
     )
-    done = plan(job(first.status, runPolicy={"suspend": True}), pods=())
-    assert (done.status["phase"], done.status["finished"]["done"]) == ("Suspended", "0")
+    done = plan(job(first.written, runPolicy={"suspend": True}), pods=())
+    assert (done.written["phase"], done.written["finished"]["done"]) == ("Suspended", "0")
     assert "resumed, the rest of its scripts runs" in condition(done, "Suspended")["message"]
-    resumed = plan(job(done.status), pods=())
-    assert (resumed.status["phase"], resumed.create, resumed.announced) == ("Finishing", ((1, 1, ()),), False)
-    assert resumed.status["membership"]["generation"] == 1
-    runs = plan(job(resumed.status), make_session(1, Phase.STARTING, attempt=1), pods=(make_pod(1, 1),))
+    resumed = plan(job(done.written), pods=())
+    assert (resumed.written["phase"], resumed.create, resumed.announced) == ("Finishing", ((1, 1, ()),), False)
+    assert resumed.written["membership"]["generation"] == 1
+    runs = plan(job(resumed.written), make_session(1, Phase.STARTING, attempt=1), pods=(make_pod(1, 1),))
     (body,) = finish(runs).values()
     assert (body.rank_offset, body.world_size, body.checkpoint) == (1, 2, CheckpointRef(1, 10, "step-10.g1-a"))
 
@@ -429,20 +433,20 @@ def test_suspension_ends_the_scripts_that_run_and_keeps_what_is_done() -> None:
 def test_worker_that_returns_as_the_job_is_suspended_is_told_once_that_is_kept() -> None:
     """It has not obeyed the stop that crossed its word."""
     status, crossing = (
-        plan(job(ends(), runPolicy={"suspend": True})).status,
+        plan(job(ends(), runPolicy={"suspend": True})).written,
         says(0, Phase.DONE, told_outcome="Suspended"),
     )
     crossed = plan(job(status, runPolicy={"suspend": True}), crossing, says(1, told_outcome="Suspended"))
-    assert (crossed.status["finished"]["done"], stops(crossed)) == ("0", {})
-    kept = plan(job(crossed.status, runPolicy={"suspend": True}), crossing, says(1, told_outcome="Suspended"))
+    assert (crossed.written["finished"]["done"], stops(crossed)) == ("0", {})
+    kept = plan(job(crossed.written, runPolicy={"suspend": True}), crossing, says(1, told_outcome="Suspended"))
     assert stops(kept) == {uid_of(0): "Complete"}
 
 
 def test_resumed_job_without_a_checkpoint_fails() -> None:
-    done = plan(job(ends("0"), runPolicy={"suspend": True}), pods=()).status
+    done = plan(job(ends("0"), runPolicy={"suspend": True}), pods=()).written
     del done["checkpoint"]
     got = plan(job(done), pods=())
-    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "EndFailed")
+    assert (got.written["phase"], condition(got, "Failed")["reason"]) == ("Failed", "EndFailed")
 
 
 RESUMED = {
@@ -493,11 +497,11 @@ def in_again(phase: str) -> tuple[Session, ...]:
 def test_end_that_is_taken_back_keeps_its_time() -> None:
     """Nothing else of it: all members run their end again."""
     got = plan(job(ends("0"), **GROUPS), says(0, Phase.DONE), pods=(make_pod(0),))
-    assert ("finished" in got.status, got.status["endTakenBack"]) == (False, BACK)
-    waits = plan(job(got.status, **GROUPS), says(0, Phase.DONE), pods=(make_pod(0),))
-    assert (waits.status["phase"], waits.status["endTakenBack"]) == ("Waiting", BACK)
+    assert ("finished" in got.written, got.written["endTakenBack"]) == (False, BACK)
+    waits = plan(job(got.written, **GROUPS), says(0, Phase.DONE), pods=(make_pod(0),))
+    assert (waits.written["phase"], waits.written["endTakenBack"]) == ("Waiting", BACK)
     suspended = plan(job(ends("0"), runPolicy={"suspend": True}, **GROUPS), pods=())
-    assert (suspended.status["phase"], suspended.status["endTakenBack"]) == ("Suspended", BACK)
+    assert (suspended.written["phase"], suspended.written["endTakenBack"]) == ("Suspended", BACK)
 
 
 @pytest.mark.parametrize(
@@ -524,7 +528,7 @@ def test_deadline_of_an_end_that_all_run_again_counts_on_unless_steps_are_traine
     for seconds, is_over in ((600, kept), (601, False)):
         got = plan(job(status | {"tier": tier}, runPolicy={"finishSeconds": seconds}, **GROUPS), *sessions)
         assert (condition(got, "Failed").get("reason") == "FinishDeadlineExceeded") == is_over
-    assert ("endTakenBack" in got.status) == kept
+    assert ("endTakenBack" in got.written) == kept
     if kept:
         assert got.due_s == 101.0
 
@@ -532,8 +536,8 @@ def test_deadline_of_an_end_that_all_run_again_counts_on_unless_steps_are_traine
 @pytest.mark.parametrize(("start_step", "since"), [(10, AT), (8, CLOCK.timestamp())], ids=["no step", "two steps"])
 def test_last_step_that_is_trained_again_is_committed_anew(start_step: int, since: str) -> None:
     got = plan(job(again(start_step), **GROUPS), *in_again(Phase.FINISHED))
-    assert got.status["finished"] == ENDS | {"generation": 2, "at": since}
-    assert "endTakenBack" not in got.status
+    assert got.written["finished"] == ENDS | {"generation": 2, "at": since}
+    assert "endTakenBack" not in got.written
 
 
 @pytest.mark.parametrize(
@@ -561,20 +565,20 @@ def test_required_role_runs_on_and_is_awaited_afterwards() -> None:
     roles = [role("eval") | {"requiredForCompletion": True}]
     builder = job(ends("0"), roles=roles)
     runs = plan_with_roles(builder, evaluator(builder), sessions=(says(0, Phase.DONE), says(1)))
-    assert (runs.status["phase"], runs.create_roles, runs.delete) == ("Finishing", (), ())
+    assert (runs.written["phase"], runs.create_roles, runs.delete) == ("Finishing", (), ())
     gone = plan_with_roles(builder, sessions=(says(0, Phase.DONE), says(1)))
     assert gone.create_roles == (("eval", 0, 0),)
     done = plan_with_roles(
-        job(runs.status, roles=roles), evaluator(builder), sessions=(says(0, Phase.DONE), says(1, Phase.DONE))
+        job(runs.written, roles=roles), evaluator(builder), sessions=(says(0, Phase.DONE), says(1, Phase.DONE))
     )
-    assert (done.status["phase"], done.status["finished"]["done"]) == ("Completing", "0-1")
+    assert (done.written["phase"], done.written["finished"]["done"]) == ("Completing", "0-1")
     assert [note.reason for note in done.notes] == ["Completing"]
 
 
 def test_reason_that_the_last_checkpoint_is_missing_survives_the_end() -> None:
     unsaved = {"type": "CheckpointsSaved", "status": "False", "reason": "NotSaved", "message": "The volume is full.",
                "lastTransitionTime": AT}  # fmt: skip
-    status = plan(job(ends(conditions=[unsaved]))).status
+    status = plan(job(ends(conditions=[unsaved]))).written
     assert condition(plan(job(status)), "CheckpointsSaved")["reason"] == "NotSaved"
     assert "The volume is full." in next(c["message"] for c in status["conditions"] if c["type"] == "Complete")
     got = plan(job(status), says(0, Phase.DONE), says(1, Phase.DONE))
@@ -599,10 +603,10 @@ def test_reason_that_the_last_checkpoint_is_missing_survives_the_end() -> None:
 )
 def test_new_operator_reads_all_of_it_from_the_status(sessions: tuple[Session, ...], pods: tuple[Pod, ...]) -> None:
     first = plan(job(ends()), *sessions, pods=pods)
-    same = plan(job(first.status), *sessions, pods=pods, memory=first.memory)
-    other = plan(job(first.status), *sessions, pods=pods)
-    counted = {"restarts": same.status.get("restarts")}  # a pod that is not there yet is counted again
-    assert other.status | counted == same.status | counted
+    same = plan(job(first.written), *sessions, pods=pods, memory=first.memory)
+    other = plan(job(first.written), *sessions, pods=pods)
+    counted = {"restarts": same.written.get("restarts")}  # a pod that is not there yet is counted again
+    assert other.written | counted == same.written | counted
     assert (other.create, other.delete, other.tell) == (same.create, same.delete, same.tell)
     known, kept = read_finished(first.status), read_finished(other.status)
     assert (known, known and known.members) == (kept, kept and kept.members)
@@ -621,8 +625,8 @@ def plain(slot: int, phase: str = Phase.TRAINING, **changes: Any) -> Session:
 
 def test_script_is_at_its_end_with_the_first_member_that_returns() -> None:
     got = plan(job(TRAINING | SCRIPT), plain(0, Phase.DONE), plain(1))
-    assert got.status["finished"] == OF_SCRIPT | {"at": CLOCK.timestamp()}
-    assert (got.status["phase"], stops(got), finish(got)) == ("Finishing", {}, {})
+    assert got.written["finished"] == OF_SCRIPT | {"at": CLOCK.timestamp()}
+    assert (got.written["phase"], stops(got), finish(got)) == ("Finishing", {}, {})
     assert condition(got, "Complete")["message"].startswith(
         "Some scripts have returned. The script still runs in 1 of 2"
     )
@@ -633,26 +637,28 @@ def test_script_is_at_its_end_with_the_first_member_that_returns() -> None:
 )
 def test_script_member_that_has_returned_is_not_lost_with_its_pod(pods: tuple[Pod, ...]) -> None:
     got = plan(job(TRAINING | SCRIPT | {"finished": OF_SCRIPT}), plain(0, Phase.DONE), plain(1), pods=pods)
-    assert (got.status["phase"], got.announced, got.create) == ("Finishing", False, ())
-    assert (got.status["membership"]["generation"], got.status["finished"]["done"]) == (1, "0")
-    ended = plan(job(got.status), plain(0, Phase.DONE), plain(1, Phase.DONE), pods=pods)
-    assert ended.status["phase"] == "Succeeded"
+    assert (got.written["phase"], got.announced, got.create) == ("Finishing", False, ())
+    assert (got.written["membership"]["generation"], got.written["finished"]["done"]) == (1, "0")
+    ended = plan(job(got.written), plain(0, Phase.DONE), plain(1, Phase.DONE), pods=pods)
+    assert ended.written["phase"] == "Succeeded"
 
 
 def test_script_of_which_a_member_fails_before_all_have_returned_runs_again_in_all() -> None:
     ended = ProcessExit(99.0, 1, 0, 1, "boom", 1)
     failed = plain(1, Phase.READY, exits=(ended,), num_exits=1, cause="exit", heard=1, entered=1, adopted_to=1)
-    status = plan(job(TRAINING | SCRIPT | {"finished": OF_SCRIPT}), plain(0, Phase.DONE), plain(1)).status
+    status = plan(job(TRAINING | SCRIPT | {"finished": OF_SCRIPT}), plain(0, Phase.DONE), plain(1)).written
     got = plan(job(status), plain(0, Phase.DONE), failed)
-    assert got.status.get("finished") is None
-    assert (got.announced, got.status["membership"]["members"], got.status["membership"]["generation"]) == (
+    assert got.written.get("finished") is None
+    assert (got.announced, got.written["membership"]["members"], got.written["membership"]["generation"]) == (
         True,
         "0-1",
         2,
     )
-    assert (got.status["phase"], condition(got, "Complete")) == ("Recovering", {}), "nothing says that it is at its end"
+    assert (got.written["phase"], condition(got, "Complete")) == ("Recovering", {}), (
+        "nothing says that it is at its end"
+    )
 
 
 def test_script_in_which_all_have_returned_is_taken_back_by_nothing() -> None:
     gone = job(TRAINING | SCRIPT | {"finished": OF_SCRIPT | {"done": "0-1"}, "membership": MEMBERSHIP})
-    assert plan(gone, pods=()).status["phase"] == "Succeeded"
+    assert plan(gone, pods=()).written["phase"] == "Succeeded"

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api.status import Goodput
 from regroup_operator.plan.report.goodput import goodput
 from tests.builders.plan import make_job
 from tests.simulator.world import World
 
-KNOWN = {"percent": 90, "productiveSeconds": 90.0, "step": 100, "suspendedSeconds": 5}
+KNOWN = Goodput(percent=90, productive_seconds=90.0, step=100, suspended_seconds=5)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +29,10 @@ KNOWN = {"percent": 90, "productiveSeconds": 90.0, "step": 100, "suspendedSecond
         pytest.param(KNOWN, {"newest_step": 110, "running_s": -3.0}, None, id="a clock that was set back"),
     ],
 )  # fmt: skip
-def test_goodput(known: dict[str, Any] | None, given: dict[str, Any], want: tuple[float, int, int] | None) -> None:
+def test_goodput(known: Goodput | None, given: dict[str, Any], want: tuple[float, int, int] | None) -> None:
     got = goodput(known, **({"first_step": 0, "step_s": 0.5, "running_s": 100.0} | given))
-    assert (None if got is None else (got["productiveSeconds"], got["step"], got["percent"])) == want
-    assert got is None or got["suspendedSeconds"] == (known or {}).get("suspendedSeconds", 0)
+    assert (None if got is None else (got.productive_seconds, got.step, got.percent)) == want
+    assert got is None or got.suspended_seconds == (known.suspended_seconds if known else 0)
 
 
 def test_hang_and_a_suspension(tmp_path: Path) -> None:

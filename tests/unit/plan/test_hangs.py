@@ -10,12 +10,13 @@ import pytest
 from regroup.protocol.state import Busy, Phase
 from regroup.protocol.wire import ProcessStack as P
 from regroup.protocol.wire import Progress, Stacks
+from regroup_operator.api import JobStatus
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.failures import hangs
 from regroup_operator.plan.failures.hangs import ALONE, ANSWER_S, Hang, find_hang, hangs_in_a_row, stack_lines
-from tests.builders.plan import make_current, make_session, make_worker
+from tests.builders.plan import make_current, make_session, make_status, make_worker
 
 SETTINGS = Settings(hang_s=60.0, first_step_s=600.0, checkpoint_s=900.0)
 MOVED_S = 1000.0
@@ -235,12 +236,14 @@ def test_third_hang_in_a_row_fails_the_job(place: str, advice: str) -> None:
     assert (found.culprits, found.together) == ({}, False)
 
 
-def status(start: int, lineage: list[tuple[int, int]], incidents: list[tuple[int, str]]) -> dict[str, Any]:
-    return {
-        "membership": {"generation": lineage[-1][0], "startStep": start},
-        "lineage": [{"generation": g, "startStep": s} for g, s in lineage],
-        "incidents": [{"generation": g, "cause": cause} for g, cause in incidents],
-    }
+def status(start: int, lineage: list[tuple[int, int]], incidents: list[tuple[int, str]]) -> JobStatus:
+    return make_status(
+        {
+            "membership": {"generation": lineage[-1][0], "startStep": start},
+            "lineage": [{"generation": g, "startStep": s} for g, s in lineage],
+            "incidents": [{"generation": g, "cause": cause} for g, cause in incidents],
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,10 +255,10 @@ def status(start: int, lineage: list[tuple[int, int]], incidents: list[tuple[int
         pytest.param(status(7, [(1, 0), (2, 7)], [(2, "ProcessExited")]), None, 0, id="another cause"),
         pytest.param(status(9, [(1, 0), (2, 7), (3, 9)], [(2, "Hung"), (3, "Hung")]), None, 1, id="one earlier"),
         pytest.param(status(7, [(1, 0), (2, 7), (4, 7)], [(2, "Hung"), (3, "Overdue"), (4, "PodDeleted")]), None, 1, id="others"),
-        pytest.param({"membership": {"generation": 1}}, None, 0, id="not adopted yet"),
+        pytest.param(make_status({"membership": {"generation": 1}}), None, 0, id="not adopted yet"),
     ],
 )  # fmt: skip
-def test_hangs_in_a_row(status: dict[str, Any], step: int | None, want: int) -> None:
+def test_hangs_in_a_row(status: JobStatus, step: int | None, want: int) -> None:
     assert hangs_in_a_row(status, step) == want
 
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from regroup.protocol.wire import Adopted, Fault
+from regroup_operator.api.status import Incident
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Announce, Standing
 from regroup_operator.plan.report.incidents import make_incident, missing_for_memory, with_times
 from tests.builders.plan import make_current, make_fault, make_session, make_worker
+
+SECOND = Incident(generation=2, at="2026-01-01T00:00:00Z", decision="Any.")
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,7 @@ def test_form_time(planned: bool, want: float) -> None:
         make_worker(slot, session=make_session(slot, adopted=Adopted(0, "self", form_ms=form_ms), adopted_generation=2))
         for slot, form_ms in enumerate((40.0, 90.0))
     ]
-    assert with_times({"generation": 2}, 2, members, None, planned=planned)["formMs"] == want
+    assert with_times(SECOND, 2, members, None, planned=planned).form_ms == want
 
 
 @pytest.mark.parametrize(
@@ -39,23 +42,22 @@ def test_form_time(planned: bool, want: float) -> None:
 def test_detect_time(fault: Fault | None, detect_s: float | None, want: float | None) -> None:
     culprit = make_worker(1, Standing.DIED, why="x", session=make_session(1, fault=fault))
     decision = Announce("forced", (), "r", "m", cause="x", culprit="1", detected_at_s=100.0, detect_s=detect_s)
-    assert make_incident(2, decision, [culprit], Clock(100.0, 1e9)).get("detectMs") == want
+    assert make_incident(2, decision, [culprit], Clock(100.0, 1e9)).detect_ms == want
 
 
 def test_form_time_is_not_said_before_all_have_formed() -> None:
     formed = make_worker(0, session=make_session(0, adopted=Adopted(0, "self", form_ms=40.0), adopted_generation=2))
     forming = make_worker(1, session=make_session(1, adopted=Adopted(0, "self", form_ms=9.0), adopted_generation=1))
-    assert "formMs" not in with_times({"generation": 2}, 2, [formed, forming], None)
+    assert with_times(SECOND, 2, [formed, forming], None).form_ms is None
 
 
 def test_form_time_of_scripts_is_not_said_for_nobody_has_measured_it() -> None:
     session = make_session(0, adopted=Adopted(0, "self"), adopted_generation=2)
-    assert "formMs" not in with_times({"generation": 2}, 2, [make_worker(0, session=session)], None)
+    assert with_times(SECOND, 2, [make_worker(0, session=session)], None).form_ms is None
 
 
-def ended(generation: int, cause: str, culprit: str | None = None) -> dict[str, Any]:
-    culprits = {} if culprit is None else {"culprit": culprit}
-    return {"generation": generation, "cause": cause, "decision": f"decision {generation}.", **culprits}
+def ended(generation: int, cause: str, culprit: str | None = None) -> Incident:
+    return SECOND.with_fields(generation=generation, cause=cause, decision=f"decision {generation}.", culprit=culprit)
 
 
 OUT_OF_MEMORY = ended(2, "OOMKilled", "1")
@@ -79,6 +81,6 @@ OUT_OF_MEMORY = ended(2, "OOMKilled", "1")
     ],
 )  # fmt: skip
 def test_missing_worker_that_was_killed_for_lack_of_memory(
-    incidents: list[dict[str, Any]], members: tuple[Any, ...], want: str
+    incidents: list[Incident], members: tuple[Any, ...], want: str
 ) -> None:
     assert missing_for_memory(incidents, make_current(members)) == want

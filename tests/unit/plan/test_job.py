@@ -99,10 +99,17 @@ def told(got: JobPlan, kind: type) -> list[str]:
 
 def test_steady_job_is_planned_to_the_same_status() -> None:
     first = plan()
-    again = plan(job(first.status), memory=first.memory, clock=Clock(109.0, 1_800_000_009.0))
-    assert again.status == first.status
+    again = plan(job(first.written), memory=first.memory, clock=Clock(109.0, 1_800_000_009.0))
+    assert again.written == first.written
     assert [t for t in again.tell if not isinstance(t.body, Ping)] == []  # nothing was ever committed: they are asked
     assert (again.urgency, again.create, again.delete, again.notes) == (Urgency.LATER, (), (), ())
+
+
+def test_what_a_newer_operator_has_written_stays_where_the_plan_does_not_replace_it() -> None:
+    sessions = (trains(0, progress=make_progress(7), progress_generation=1, progress_at_s=99.0), trains(1))
+    known = TRAINING | {"later": True, "membership": MEMBERSHIP | {"later": 1}, "progress": {"step": 6, "later": 2}}
+    got = plan(job(known), sessions=sessions).written
+    assert (got["later"], got["membership"]["later"], "later" in got["progress"]) == (True, 1, False)
 
 
 def test_agents_are_asked_when_no_first_step_comes() -> None:
@@ -163,11 +170,11 @@ def test_slot_is_not_held_back_once_its_template_is_corrected() -> None:
 def test_progress_alone_is_not_urgent() -> None:
     first = plan()
     moving = (trains(0, progress=make_progress(7, loss=0.5), progress_generation=1, progress_at_s=99.0), trains(1))
-    got = plan(job(first.status), sessions=moving, memory=first.memory)
-    assert got.status["progress"] == {"step": 7, "loss": 0.5, "at": "2027-01-15T07:59:59Z"}
-    assert (got.status != first.status, got.urgency) == (True, Urgency.LATER)
-    later = plan(job(got.status), sessions=moving, memory=got.memory, clock=Clock(107.0, 1_800_000_009.0))
-    assert later.status == got.status  # the clocks drifted by two seconds; nothing has happened
+    got = plan(job(first.written), sessions=moving, memory=first.memory)
+    assert got.written["progress"] == {"step": 7, "loss": 0.5, "at": "2027-01-15T07:59:59Z"}
+    assert (got.written != first.written, got.urgency) == (True, Urgency.LATER)
+    later = plan(job(got.written), sessions=moving, memory=got.memory, clock=Clock(107.0, 1_800_000_009.0))
+    assert later.written == got.written  # the clocks drifted by two seconds; nothing has happened
 
 
 # --- counting ------------------------------------------------------------------------------------------------------
@@ -256,9 +263,9 @@ def test_late_worker_has_its_time_by_what_processes_measured_before_the_second_r
 )  # fmt: skip
 def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: JobMemory, count: int) -> None:
     got = plan(pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=memory)
-    assert got.status.get("restarts", {}).get("processes", 0) == count
-    again = plan(job(got.status), pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=got.memory)
-    assert again.status.get("restarts", {}).get("processes", 0) == count
+    assert got.written.get("restarts", {}).get("processes", 0) == count
+    again = plan(job(got.written), pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=got.memory)
+    assert again.written.get("restarts", {}).get("processes", 0) == count
 
 
 SHA = "5f0c" * 16
@@ -288,12 +295,12 @@ def test_checkpoint_that_the_job_begins_with_is_written_at_once_and_read_by_ever
     begun = tuple(trains(slot, adopted=adopted, adopted_generation=1) for slot in (0, 1))
     got = plan(resumes.with_status(status), sessions=begun)
     want = None if pinned is None else {"path": path, "step": 83, "digest": pinned}
-    assert (got.status.get("resumedFrom"), got.status["membership"]["startStep"]) == (want, 83)
+    assert (got.written.get("resumedFrom"), got.written["membership"]["startStep"]) == (want, 83)
     assert got.urgency == Urgency.NOW
 
     fresh = tuple(make_session(slot, attempt=1) for slot in (0, 1))
     later = plan(
-        resumes.with_status(got.status), pods=(make_pod(0, 1), make_pod(1, 1)), sessions=fresh, memory=got.memory
+        resumes.with_status(got.written), pods=(make_pod(0, 1), make_pod(1, 1)), sessions=fresh, memory=got.memory
     )
     assert later.memory.issued.document is not None
     assert (later.memory.issued.document.number, later.memory.issued.document.imported) == (2, pinned)
@@ -305,24 +312,24 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <
 def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reason() -> None:
     ended = tuple(ProcessExit(80.0 + i, 1, 0, 1, "ValueError: boom", 1, tail=TRACEBACK) for i in (0, 10, 19))
     twice = plan(sessions=(trains(0, num_exits=2, exits=ended[:2]), trains(1)))
-    degraded = next(c for c in twice.status["conditions"] if c["type"] == "Degraded")
+    degraded = next(c for c in twice.written["conditions"] if c["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"], "ValueError: boom" in degraded["message"]) == (
         "True",
         "Crashing",
         True,
     )
     got = plan(sessions=(trains(0, num_exits=3, exits=ended), trains(1)))
-    failed = next(c for c in got.status["conditions"] if c["type"] == "Failed")
-    assert (got.status["phase"], failed["reason"]) == ("Failed", "RepeatedCrash")
-    assert got.status["failedPod"] == "digits-worker-0-0"
+    failed = next(c for c in got.written["conditions"] if c["type"] == "Failed")
+    assert (got.written["phase"], failed["reason"]) == ("Failed", "RepeatedCrash")
+    assert got.written["failedPod"] == "digits-worker-0-0"
     assert failed["message"].startswith(
         "Worker 0 (pod digits-worker-0-0) ended with exit code 1, 3 times in 19 s at the same"
     )
     assert failed["message"].endswith(
         "ValueError: boom\nkubectl logs --namespace=default digits-worker-0-0 --container=trainer"
     )
-    again = plan(job(got.status), sessions=(), memory=got.memory)
-    assert next(c for c in again.status["conditions"] if c["type"] == "Failed") == failed
+    again = plan(job(got.written), sessions=(), memory=got.memory)
+    assert next(c for c in again.written["conditions"] if c["type"] == "Failed") == failed
 
 
 @pytest.mark.parametrize("rules", [[], [{"action": "Ignore", "exitCodes": {"operator": "In", "values": [1]}}]])
@@ -332,19 +339,19 @@ def test_process_that_can_never_run_fails_the_job_at_once_whatever_the_rules_say
     )
     rejecting = job().with_spec(recovery={"onExit": rules})
     got = plan(rejecting, sessions=(trains(0, num_exits=1, exits=(ended,)), trains(1)))
-    failed = next(c for c in got.status["conditions"] if c["type"] == "Failed")
-    assert (got.status["phase"], failed["reason"]) == ("Failed", "CannotRun")
+    failed = next(c for c in got.written["conditions"] if c["type"] == "Failed")
+    assert (got.written["phase"], failed["reason"]) == ("Failed", "CannotRun")
     assert failed["message"] == (
         "torch 2.10.1 is too old. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
     )
-    assert got.status["failedPod"] == "digits-worker-0-0"
+    assert got.written["failedPod"] == "digits-worker-0-0"
 
 
 def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:
     ended = tuple(ProcessExit(70.0 + i, 1, 0, 1, "ValueError: boom", 1, tail=TRACEBACK) for i in (0, 10, 19))
     steps = trains(1, progress=make_progress(7), progress_generation=1, progress_at_s=95.0, progress_told_s=95.0)
     got = plan(sessions=(trains(0, num_exits=3, exits=ended), steps))
-    assert [c for c in got.status["conditions"] if c["reason"] in ("RepeatedCrash", "Crashing")] == []
+    assert [c for c in got.written["conditions"] if c["reason"] in ("RepeatedCrash", "Crashing")] == []
 
 
 def test_process_that_is_killed_for_its_memory_is_the_incidents_cause_and_said_until_it_is_back() -> None:
@@ -352,28 +359,28 @@ def test_process_that_is_killed_for_its_memory_is_the_incidents_cause_and_said_u
     fault = Fault("exit", exit_code=-9, reason="OOMKilled", detail=detail)
     died = make_session(1, Phase.STARTING, entered=1, fault=fault, fault_generation=1, fault_at_s=99.9)
     got = plan(sessions=(trains(0), died))
-    incident = got.status["incidents"][-1]
+    incident = got.written["incidents"][-1]
     says = f"worker 1 lost a process (OOMKilled: {detail}); 1 worker goes on."
     assert (incident["cause"], incident["culprit"], incident["decision"]) == ("OOMKilled", "1", says)
     assert [n.note for n in got.notes if n.reason == "MemberLost"] == [f"Generation 2: {says}"]
-    membership = got.status["membership"] | {"adopted": True}
+    membership = got.written["membership"] | {"adopted": True}
     starts = make_session(1, Phase.STARTING, incarnation=2, entered=1)
     alone = make_session(0, Phase.TRAINING, 2, condition_at_s=99.0)
-    after = plan(job(got.status | {"membership": membership}), sessions=(alone, starts))
-    degraded = next(c for c in after.status["conditions"] if c["type"] == "Degraded")
+    after = plan(job(got.written | {"membership": membership}), sessions=(alone, starts))
+    degraded = next(c for c in after.written["conditions"] if c["type"] == "Degraded")
     assert (degraded["reason"], degraded["message"]) == ("OOMKilled", f"1 of 2 workers train. Generation 2: {says}")
 
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_no_pod_is_made_from_a_template_that_is_not_the_one_of_the_start(changed: bool) -> None:
     first = plan(job().with_spec(roles=[role()]))
-    assert first.status["templateDigest"] == template_digest(job().with_spec(roles=[role()]).manifest())
-    status = {**first.status, "templateDigest": "of another"} if changed else first.status
+    assert first.written["templateDigest"] == template_digest(job().with_spec(roles=[role()]).manifest())
+    status = {**first.written, "templateDigest": "of another"} if changed else first.written
     refusal = Verdict("InvalidSpec", TEMPLATE_CHANGED) if changed else None
     got = plan(job(status).with_spec(roles=[role()]), pods=(make_pod(0),), memory=first.memory, refusal=refusal)
     assert ([slot for slot, _, _ in got.create], len(got.create_roles)) == (([], 0) if changed else ([1], 1))
-    assert got.status["templateDigest"] == status["templateDigest"]
-    said = {c["type"]: c["message"] for c in got.status["conditions"] if c["status"] == "False"}
+    assert got.written["templateDigest"] == status["templateDigest"]
+    said = {c["type"]: c["message"] for c in got.written["conditions"] if c["status"] == "False"}
     assert ("Accepted" in said) == changed
     assert ("none is made from a template that is not the one of the start" in said["PodsReady"]) == changed
 
@@ -403,10 +410,10 @@ def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:
     status = TRAINING | {"membership": MEMBERSHIP | {"adopted": True}}
     got = plan(job(status), pods=(make_pod(0),), sessions=(trains(0),))
     assert got.create == ((1, 1, ()),)
-    assert (got.status["restarts"]["pods"], got.status["restarts"]["total"]) == (1, 1)
-    again = plan(job(got.status), pods=(make_pod(0),), sessions=(trains(0),), memory=got.memory)
+    assert (got.written["restarts"]["pods"], got.written["restarts"]["total"]) == (1, 1)
+    again = plan(job(got.written), pods=(make_pod(0),), sessions=(trains(0),), memory=got.memory)
     assert again.create == ((1, 1, ()),)
-    assert again.status["restarts"]["pods"] == 1
+    assert again.written["restarts"]["pods"] == 1
 
 
 def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
@@ -414,7 +421,7 @@ def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
     first = plan(pods=(make_pod(0), make_pod(1, **ended)), sessions=(trains(0),))
     assert first.create == ((1, 1, ()),)
     second = plan(
-        job(first.status),
+        job(first.written),
         pods=(make_pod(0), make_pod(1, **ended), make_pod(1, 1, **ended)),
         sessions=(trains(0),),
         memory=first.memory,
@@ -438,10 +445,10 @@ def test_member_that_leaves_and_is_needed_is_said_replaced_and_counted_nowhere(s
     alone = TRAINING | {"membership": MEMBERSHIP | {"members": "0", "worldSize": 1}}
     builder = make_job().with_replicas(1).elastic(1, 4).with_status(alone).with_spec(**spec)
     got = plan(builder, pods=(make_pod(0),), sessions=(trains(0, draining=Draining(20.0)),))
-    degraded = next(c for c in got.status["conditions"] if c["type"] == "Degraded")
+    degraded = next(c for c in got.written["conditions"] if c["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "Leaving")
     assert degraded["message"].endswith(says)
-    assert (got.create, got.status.get("restarts", {}).get("pods", 0)) == (((0, 1, ()),), 0)
+    assert (got.create, got.written.get("restarts", {}).get("pods", 0)) == (((0, 1, ()),), 0)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +463,7 @@ def test_member_that_leaves_and_is_needed_is_said_replaced_and_counted_nowhere(s
 def test_pod_that_is_replaced_because_it_leaves(session: Session, counted: int) -> None:
     got = plan(sessions=(trains(0), session))
     assert got.create == ((1, 1, ()),)
-    assert got.status.get("restarts", {}).get("pods", 0) == counted
+    assert got.written.get("restarts", {}).get("pods", 0) == counted
 
 
 def test_pod_that_does_not_leave_and_is_replaced_counts() -> None:
@@ -465,7 +472,7 @@ def test_pod_that_does_not_leave_and_is_replaced_counts() -> None:
         pods=(make_pod(0), make_pod(1, node_ready=False)),
         sessions=(trains(0), trains(1, connected=False, closed_at_s=50.0)),
     )
-    assert (got.create, got.status["restarts"]["pods"]) == (((1, 1, ()),), 1)
+    assert (got.create, got.written["restarts"]["pods"]) == (((1, 1, ()),), 1)
 
 
 # --- released ------------------------------------------------------------------------------------------------------
@@ -475,7 +482,7 @@ TWO_OF_THREE = (make_pod(0), make_pod(1), make_pod(2))
 
 def test_release_is_written_told_and_deleted_in_one_plan() -> None:
     got = plan(pods=TWO_OF_THREE, sessions=(trains(0), trains(1), make_session(2)))
-    assert got.status["released"] == [uid_of(2)]
+    assert got.written["released"] == [uid_of(2)]
     assert told(got, Stop) == [uid_of(2)]
     assert [p.uid for p in got.delete] == [uid_of(2)]
     assert got.urgency == Urgency.NOW
@@ -485,8 +492,8 @@ def test_nobody_is_released_by_a_plan_that_issues_a_generation() -> None:
     """The generation that is about to be written is adopted by nobody yet, and may name the very pod."""
     got = plan(pods=(make_pod(0), make_pod(2)), sessions=(trains(0), make_session(2)))
     assert got.announced
-    assert got.status["membership"]["members"] == "0,2"
-    assert (got.status.get("released", []), got.delete) == ([], ())
+    assert got.written["membership"]["members"] == "0,2"
+    assert (got.written.get("released", []), got.delete) == ([], ())
 
 
 @pytest.mark.parametrize(
@@ -498,8 +505,8 @@ def test_nobody_is_released_by_a_plan_that_issues_a_generation() -> None:
 )
 def test_released_is_pruned(pods: tuple[Pod, ...], released: list[str]) -> None:
     got = plan(job(TRAINING | {"released": [uid_of(2)]}), pods=pods, sessions=(trains(0), trains(1), make_session(2)))
-    assert got.status["released"] == released
-    assert "2" not in got.status["membership"]["members"].split(",")
+    assert got.written["released"] == released
+    assert "2" not in got.written["membership"]["members"].split(",")
 
 
 # --- adoption, progress, checkpoints -------------------------------------------------------------------------------
@@ -526,12 +533,12 @@ def adopted(slot: int, **changes: Any) -> Session:
 def test_first_adoption_writes_start_step_and_lineage_the_last_forgets_the_older() -> None:
     """MAD."""
     first = plan(job(FORMING), sessions=(adopted(0), make_session(1, Phase.ADOPTING, 2, condition_at_s=99.0)))
-    assert (first.status["membership"]["startStep"], first.status["membership"]["adopted"]) == (9, False)
-    assert first.status["lineage"][-1] == {"generation": 2, "startStep": 9}
-    assert len(first.status["membership"]["older"]) == 1
-    last = plan(job(first.status), sessions=(adopted(0), adopted(1)), memory=first.memory)
-    assert (last.status["membership"]["adopted"], last.status["membership"]["older"]) == (True, [])
-    assert len(last.status["lineage"]) == 2
+    assert (first.written["membership"]["startStep"], first.written["membership"]["adopted"]) == (9, False)
+    assert first.written["lineage"][-1] == {"generation": 2, "startStep": 9}
+    assert len(first.written["membership"]["older"]) == 1
+    last = plan(job(first.written), sessions=(adopted(0), adopted(1)), memory=first.memory)
+    assert (last.written["membership"]["adopted"], last.written["membership"]["older"]) == (True, [])
+    assert len(last.written["lineage"]) == 2
 
 
 KNOWN: dict[str, Any] = {"generation": 1, "step": 8, "directory": "x", "kept": ["x"]}
@@ -550,7 +557,7 @@ def test_checkpoint_of_one_worker_counts_where_others_are_as_far() -> None:
     other = replace(session, progress=make_progress(9), progress_generation=1, progress_at_s=99.5)
     builder = job(TRAINING).with_spec(checkpoint={"volumeClaim": "ckpt", "keep": 2})
     got = plan(builder, sessions=(at_step(9), other))
-    assert got.status["checkpoint"]["directory"] == "step-8.g1-x"
+    assert got.written["checkpoint"]["directory"] == "step-8.g1-x"
 
 
 @pytest.mark.parametrize(
@@ -567,17 +574,17 @@ def test_checkpoint_of_one_worker_counts_where_others_are_as_far() -> None:
 def test_checkpoint(status: dict[str, Any], session: Session, written: bool) -> None:
     builder = job(status).with_spec(checkpoint={"volumeClaim": "ckpt", "keep": 2})
     got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, session.condition.generation)))
-    assert (got.status.get("checkpoint", {}).get("directory") == "step-8.g1-x") == written
+    assert (got.written.get("checkpoint", {}).get("directory") == "step-8.g1-x") == written
     assert (told(got, Prune) != []) == written
     assert got.urgency == Urgency.NOW or not written
 
 
 def test_progress_never_comes_from_an_older_generation() -> None:
     got = plan(job(FORMING), sessions=(at_step(50, 1), make_session(1, Phase.FORMING, 2)))
-    assert "progress" not in got.status
+    assert "progress" not in got.written
     planned = FORMING | {"membership": FORMING["membership"] | {"kind": "planned"}}
     got = plan(job(planned), sessions=(at_step(50, 1), make_session(1, Phase.FORMING, 2)))
-    assert got.status["progress"]["step"] == 50  # while a planned one is pending, the one before trains on
+    assert got.written["progress"]["step"] == 50  # while a planned one is pending, the one before trains on
 
 
 def snapshots(status: dict[str, Any] = TRAINING) -> JobBuilder:
@@ -614,18 +621,18 @@ def test_status_names_the_snapshot_of_the_newest_generation(
 ) -> None:
     generation = session.condition.generation
     got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, generation)))
-    assert got.status.get("memorySnapshot") == want
+    assert got.written.get("memorySnapshot") == want
 
 
 def test_snapshot_that_moves_on_is_not_urgent() -> None:
     other = trains(1)
     first = plan(snapshots(), sessions=(keeps(5), other))
-    got = plan(snapshots(first.status), sessions=(keeps(7), other), memory=first.memory)
-    assert (got.status["memorySnapshot"], got.urgency) == ({"step": 7}, Urgency.LATER)
+    got = plan(snapshots(first.written), sessions=(keeps(7), other), memory=first.memory)
+    assert (got.written["memorySnapshot"], got.urgency) == ({"step": 7}, Urgency.LATER)
 
 
 def taken(got: JobPlan) -> tuple[str, str] | None:
-    known = next((c for c in got.status["conditions"] if c["type"] == "SnapshotsTaken"), None)
+    known = next((c for c in got.written["conditions"] if c["type"] == "SnapshotsTaken"), None)
     return known and (known["status"], known["reason"])
 
 
@@ -650,14 +657,14 @@ def test_each_sentence_about_snapshots_that_are_not_taken_is_an_event_once() -> 
     first = plan(snapshots(), sessions=(keeps(None, problem="It needs 64 MiB."), trains(1)))
     assert events(first) == [("Warning", "SnapshotNotTaken", "Worker 0: It needs 64 MiB.")]
     same = plan(
-        snapshots(first.status), sessions=(keeps(None, problem="It needs 64 MiB."), trains(1)), memory=first.memory
+        snapshots(first.written), sessions=(keeps(None, problem="It needs 64 MiB."), trains(1)), memory=first.memory
     )
     assert events(same) == []
-    other = plan(snapshots(same.status), sessions=(keeps(None, problem="No room."), trains(1)), memory=same.memory)
+    other = plan(snapshots(same.written), sessions=(keeps(None, problem="No room."), trains(1)), memory=same.memory)
     assert events(other) == [("Warning", "SnapshotNotTaken", "Worker 0: No room.")]
-    well = plan(snapshots(other.status), sessions=(keeps(7), trains(1)), memory=other.memory)
+    well = plan(snapshots(other.written), sessions=(keeps(7), trains(1)), memory=other.memory)
     assert (events(well), taken(well)) == ([], ("True", "Taken"))
-    again = plan(snapshots(well.status), sessions=(keeps(7, problem="No room."), trains(1)), memory=well.memory)
+    again = plan(snapshots(well.written), sessions=(keeps(7, problem="No room."), trains(1)), memory=well.memory)
     assert [reason for _, reason, _ in events(again)] == ["SnapshotNotTaken"], "it is news again"
 
 
@@ -667,16 +674,16 @@ def test_each_sentence_about_a_checkpoint_that_is_not_saved_is_an_event_once() -
     first = plan(job().with_spec(**saves), sessions=(session, trains(1)))
     says = "Worker 0: The volume is full. There is no checkpoint."
     assert [(n.kind, n.reason, n.note) for n in first.notes] == [("Warning", "CheckpointNotSaved", says)]
-    assert plan(job(first.status).with_spec(**saves), sessions=(session, trains(1)), memory=first.memory).notes == ()
+    assert plan(job(first.written).with_spec(**saves), sessions=(session, trains(1)), memory=first.memory).notes == ()
 
 
 def test_what_was_said_of_snapshots_stays_once_the_job_has_ended() -> None:
     """Its workers go one after the other, and what the last ones say is no news."""
     done = tuple(make_session(slot, Phase.DONE, 1, told_tier="Session", told_generation=1) for slot in (0, 1))
     running = plan(snapshots(), sessions=(keeps(7), trains(1)))
-    ended = plan(snapshots(running.status), sessions=done, memory=running.memory)
-    assert (ended.status["phase"], taken(ended)) == ("Succeeded", ("True", "Taken"))
-    later = plan(snapshots(ended.status), sessions=(keeps(None, problem="No room."), trains(1)), memory=ended.memory)
+    ended = plan(snapshots(running.written), sessions=done, memory=running.memory)
+    assert (ended.written["phase"], taken(ended)) == ("Succeeded", ("True", "Taken"))
+    later = plan(snapshots(ended.written), sessions=(keeps(None, problem="No room."), trains(1)), memory=ended.memory)
     assert (taken(later), later.notes) == (("True", "Taken"), ())
 
 
@@ -687,22 +694,22 @@ def test_generation_is_told_to_all_and_the_document_to_the_stores_host() -> None
     pods = (make_pod(0), make_pod(1), make_pod(2, node_ready=False))
     sessions = (make_session(0), make_session(1), make_session(2))
     got = plan(job(None), pods=pods, sessions=sessions)
-    assert (got.announced, got.status["membership"]["members"]) == (True, "0-1")
+    assert (got.announced, got.written["membership"]["members"]) == (True, "0-1")
     bodies = {t.pod_uid: t.body for t in got.tell if isinstance(t.body, Generation)}
     assert {uid: (b.member, b.group_rank, b.rank_offset) for uid, b in bodies.items()} == {
         uid_of(0): (True, 0, 0), uid_of(1): (True, 1, 1), uid_of(2): (False, 0, 0),
     }  # fmt: skip
     assert [t.pod_uid for t in got.tell if t.body.TYPE == "document"] == [uid_of(1)]
-    assert {b.document_digest for b in bodies.values()} == {got.status["membership"]["digest"]}
+    assert {b.document_digest for b in bodies.values()} == {got.written["membership"]["digest"]}
     assert told(got, Welcome) == [uid_of(0), uid_of(1), uid_of(2)]
     heard = tuple(replace(s, told_generation=1, told_tier="Session") for s in sessions)
-    assert plan(job(got.status), pods=pods, sessions=heard, memory=got.memory).tell == ()
+    assert plan(job(got.written), pods=pods, sessions=heard, memory=got.memory).tell == ()
 
 
 def test_reconnected_agent_is_told_the_newest_generation_again() -> None:
     got = plan(job(None), sessions=(make_session(0), make_session(1)))
     again = plan(
-        job(got.status),
+        job(got.written),
         sessions=(trains(0), make_session(1, told_tier="Session")),
         memory=got.memory,
     )
@@ -721,12 +728,12 @@ def test_all_who_can_be_reached_are_asked_for_progress_while_one_is_silent() -> 
 def test_what_failed_the_job_stays_though_others_fail_a_moment_later() -> None:
     failing = job().with_recovery(maxRestarts=0)
     first = plan(failing, sessions=(exits(0, 1), trains(1)))
-    assert first.status["phase"] == "Failed"
+    assert first.written["phase"] == "Failed"
     later = plan(
-        job(first.status).with_recovery(maxRestarts=0), sessions=(exits(0, 1), exits(1, 1)), memory=first.memory
+        job(first.written).with_recovery(maxRestarts=0), sessions=(exits(0, 1), exits(1, 1)), memory=first.memory
     )
     message, again = (
-        [c["message"] for c in got.status["conditions"] if c["type"] == "Failed"] for got in (first, later)
+        [c["message"] for c in got.written["conditions"] if c["type"] == "Failed"] for got in (first, later)
     )
     assert (message, later.notes) == (again, ())
     assert [n.note for n in first.notes] == message
@@ -742,7 +749,7 @@ def stalls(slot: int, **changes: Any) -> Session:
 def test_agents_are_pinged_when_steps_are_overdue() -> None:
     got = plan(sessions=(stalls(0), trains(1)))
     assert told(got, Ping) == [uid_of(0), uid_of(1)]
-    assert got.status["phase"] == "Running"
+    assert got.written["phase"] == "Running"
     soon = plan(sessions=(stalls(0, asked_at_s=99.8), trains(1, asked_at_s=99.8, unanswered_since_s=99.8)))
     assert told(soon, Ping) == []
     assert soon.due_s == pytest.approx(100.3)
@@ -774,12 +781,12 @@ def test_the_job_is_looked_at_again_when_the_next_step_is_overdue() -> None:
 
 def test_job_whose_agent_does_not_answer_is_recovering_before_it_is_lost() -> None:
     got = plan(sessions=(stalls(0, asked_at_s=99.4), trains(1, asked_at_s=99.4, unanswered_since_s=99.4)))
-    assert (got.status["phase"], got.announced, told(got, ProgressRequest)) == ("Recovering", False, [])
-    assert got.status["summary"]["ready"] == "1/2"
-    degraded = next(c for c in got.status["conditions"] if c["type"] == "Degraded")
+    assert (got.written["phase"], got.announced, told(got, ProgressRequest)) == ("Recovering", False, [])
+    assert got.written["summary"]["ready"] == "1/2"
+    degraded = next(c for c in got.written["conditions"] if c["type"] == "Degraded")
     assert (degraded["reason"], degraded["message"]) == ("SilentWorkers", "1 of 2 agents cannot be reached.")
     lost = plan(sessions=(stalls(0, progress_at_s=90.0), trains(1, unanswered_since_s=92.0)))
-    incident = lost.status["incidents"][-1]
+    incident = lost.written["incidents"][-1]
     assert (lost.announced, incident["cause"], incident["culprit"]) == (True, "Unresponsive", "1")
     assert (incident["detectMs"], incident["decideMs"]) == (7000.0, 3000.0)  # last step at 90, lost at 97, now 100
 
@@ -790,7 +797,7 @@ def test_pod_that_cannot_start_is_an_event_once() -> None:
     says = "1 of 2 worker pods run; digits-worker-1-0 cannot start: not found"
     assert [(n.kind, n.reason, n.note) for n in got.notes] == [("Warning", "ErrImagePull", says)]
     backing_off = (pods[0], replace(pods[1], waiting_reason="ImagePullBackOff"))
-    assert plan(job(got.status), pods=backing_off, sessions=(), memory=got.memory).notes == ()
+    assert plan(job(got.written), pods=backing_off, sessions=(), memory=got.memory).notes == ()
 
 
 def test_pod_that_finds_a_node_and_then_cannot_start_is_another_event() -> None:
@@ -799,32 +806,32 @@ def test_pod_that_finds_a_node_and_then_cannot_start_is_another_event() -> None:
     first = plan(job(None), pods=(make_pod(0), waits), sessions=())
     assert [n.reason for n in first.notes] == ["Unschedulable"]
     pulls = make_pod(1, phase="Pending", waiting_reason="ErrImagePull", waiting_message="not found")
-    then = plan(job(first.status), pods=(make_pod(0), pulls), sessions=(), memory=first.memory)
+    then = plan(job(first.written), pods=(make_pod(0), pulls), sessions=(), memory=first.memory)
     assert [n.reason for n in then.notes] == ["ErrImagePull"]
-    again = plan(job(then.status), pods=(make_pod(0), waits), sessions=(), memory=then.memory)
+    again = plan(job(then.written), pods=(make_pod(0), waits), sessions=(), memory=then.memory)
     assert [n.reason for n in again.notes] == ["Unschedulable"]
 
 
 def test_refused_job_makes_nothing_and_says_why() -> None:
     refusal = Verdict("InvalidTemplate", "spec.template is wrong.")
     got = plan(job(None), pods=(), sessions=(), refusal=refusal)
-    accepted = next(c for c in got.status["conditions"] if c["type"] == "Accepted")
+    accepted = next(c for c in got.written["conditions"] if c["type"] == "Accepted")
     assert (accepted["status"], accepted["reason"], accepted["message"]) == (
         "False",
         "InvalidTemplate",
         "spec.template is wrong.",
     )
-    assert (got.create, got.status["summary"]["state"]) == ((), "InvalidTemplate")
+    assert (got.create, got.written["summary"]["state"]) == ((), "InvalidTemplate")
     assert [n.reason for n in got.notes] == ["InvalidTemplate"]
-    again = plan(job(got.status), pods=(), sessions=(), memory=got.memory, refusal=refusal)
+    again = plan(job(got.written), pods=(), sessions=(), memory=got.memory, refusal=refusal)
     assert again.notes == ()
 
 
 def test_refusal_of_a_job_that_runs_is_said_and_the_job_goes_on() -> None:
     got = plan(refusal=Verdict("Invalid", "spec.x is wrong."))
-    accepted = next(c for c in got.status["conditions"] if c["type"] == "Accepted")
+    accepted = next(c for c in got.written["conditions"] if c["type"] == "Accepted")
     assert (accepted["status"], accepted["message"]) == ("False", "spec.x is wrong.")
-    assert (got.status["phase"], got.status["summary"]["state"], got.delete) == ("Running", "Running", ())
+    assert (got.written["phase"], got.written["summary"]["state"], got.delete) == ("Running", "Running", ())
 
 
 def test_pods_that_fail_before_they_run_come_slower_and_few_are_kept() -> None:
@@ -835,7 +842,7 @@ def test_pods_that_fail_before_they_run_come_slower_and_few_are_kept() -> None:
         newest = max(attempts, default=0)
         pods = (make_pod(0), *(make_pod(1, attempt, **refused) for attempt in range(max(1, newest - 1), newest + 1)))
         got = plan(
-            job(got.status),
+            job(got.written),
             pods=pods,
             sessions=(trains(0),),
             memory=got.memory,
@@ -879,6 +886,6 @@ def test_all_of_the_group_that_read_count_as_having_failed() -> None:
 
 def test_words_of_who_leaves_are_those_of_its_position() -> None:
     got = groups(w0=trains(0, draining=Draining(30.0)), w2=trains(2, draining=Draining(30.0)))
-    (degraded,) = (c for c in got.status["conditions"] if c["type"] == "Degraded")
+    (degraded,) = (c for c in got.written["conditions"] if c["type"] == "Degraded")
     assert degraded["reason"] == "Leaving"
     assert "training continues from step 0" in degraded["message"]

@@ -8,6 +8,7 @@ import pytest
 
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
+from regroup_operator.api import JobStatus
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
 from regroup_operator.plan.failures.no_commit import (
     MAX_IN_A_ROW,
@@ -16,18 +17,16 @@ from regroup_operator.plan.failures.no_commit import (
     first_without_commit,
     no_commit_failure,
 )
-from tests.builders.plan import make_current, make_fault, make_seal, make_session, make_worker
+from tests.builders.plan import make_current, make_fault, make_seal, make_session, make_status, make_worker
 
 
-def status(start: int | None, lineage: list[tuple[int, int]], **given: Any) -> dict[str, Any]:
+def status(start: int | None, lineage: list[tuple[int, int]], **given: Any) -> JobStatus:
     """Return a status whose newest generation is the last of `lineage`, which has (generation, start step). `given`: more of it."""
     membership: dict[str, Any] = {"generation": lineage[-1][0], **given}
     if start is not None:
         membership["startStep"] = start
-    return {
-        "membership": membership,
-        "lineage": [{"generation": generation, "startStep": step} for generation, step in lineage],
-    }
+    begun = [{"generation": generation, "startStep": step} for generation, step in lineage]
+    return make_status({"membership": membership, "lineage": begun})
 
 
 @pytest.mark.parametrize(
@@ -41,10 +40,10 @@ def status(start: int | None, lineage: list[tuple[int, int]], **given: Any) -> d
             status(7, [(1, 0), (2, 7), (4, 7), (5, 7)], resumedIn=4), 7, 4, id="the job was suspended before the fourth"
         ),
         pytest.param(status(None, [(1, 0), (2, 0)]), None, None, id="nobody has adopted the newest"),
-        pytest.param({}, None, None, id="no generation"),
+        pytest.param(JobStatus(), None, None, id="no generation"),
     ],
 )
-def test_first_of_the_row(known: dict[str, Any], step: int | None, want: int | None) -> None:
+def test_first_of_the_row(known: JobStatus, step: int | None, want: int | None) -> None:
     assert first_without_commit(known, step) == want
 
 

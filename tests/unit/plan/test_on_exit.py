@@ -10,6 +10,7 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.spec import ExitRule, Signal
+from regroup_operator.api.status import JudgedExits
 from regroup_operator.model.plan import Clock, Failure, IgnoredRow, JobMemory, JobPlan
 from regroup_operator.model.pod_row import FORGOTTEN_S, PodRow
 from regroup_operator.model.records import Pod, ProcessExit, Session
@@ -17,7 +18,6 @@ from regroup_operator.plan.failures.on_exit import (
     MAX_FAILED,
     QUIET_S,
     SIGNALS,
-    JudgedExits,
     blocked_pod,
     first_match,
     judge_exits,
@@ -42,6 +42,10 @@ def codes(action: str, *values: int, operator: str = "In") -> ExitRule:
 def fails(code: int | None = 1, worker: str = "1", at: float = 10.0, generation: int = 1, **changes: Any) -> Failure:
     values: dict[str, Any] = {"generation": generation, "incarnation": 1, "pod": f"digits-worker-{worker}-0"}
     return Failure(at, worker, code, **values | changes)
+
+
+def judged_in(generation: int, failed: dict[str, int]) -> JudgedExits:
+    return JudgedExits(generation=generation, failed=failed)
 
 
 def evicted(worker: str = "1", at: float = 10.0, reason: str = "Evicted") -> Failure:
@@ -142,26 +146,22 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
         pytest.param(
             JudgedExits(), [evicted("0", 9.0), fails(2, "1", 10.0)], "1", ["1"], [], id="a drain is no failure"
         ),
-        pytest.param(JudgedExits(1, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="the first was judged before"),
+        pytest.param(judged_in(1, {"0": 1}), [fails(2, "1")], None, ["1"], [], id="the first was judged before"),
         pytest.param(
-            JudgedExits(1, "", {"0": 1}), [fails(2, "1", generation=2)], "1", ["1"], [], id="of the next generation"
+            judged_in(1, {"0": 1}), [fails(2, "1", generation=2)], "1", ["1"], [], id="of the next generation"
         ),
+        pytest.param(judged_in(2, {"0": 1}), [fails(2, "1")], None, ["1"], [], id="told late: of an older generation"),
         pytest.param(
-            JudgedExits(2, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="told late: of an older generation"
-        ),
-        pytest.param(
-            JudgedExits(2, "", {"0": 1}),
+            judged_in(2, {"0": 1}),
             [fails(2, "1", incarnation=3, alone=True)],
             "1",
             ["1"],
             [],
             id="started again, and never in a generation since",
         ),
+        pytest.param(judged_in(1, {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"),
         pytest.param(
-            JudgedExits(1, "", {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"
-        ),
-        pytest.param(
-            JudgedExits(1, "", {"0": 1, "1": 1}),
+            judged_in(1, {"0": 1, "1": 1}),
             [fails(2, "1", incarnation=2, alone=True)],
             "1",
             ["1"],
@@ -169,7 +169,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="started again, and failed by itself",
         ),
         pytest.param(
-            JudgedExits(1, "", {"0": 1, "1": 1}),
+            judged_in(1, {"0": 1, "1": 1}),
             [fails(2, "1", incarnation=2)],
             None,
             ["1"],
@@ -177,7 +177,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a sibling of one that was started again: of the group that broke",
         ),
         pytest.param(
-            JudgedExits(1, "", {"0": 1, "1": 0}),
+            judged_in(1, {"0": 1, "1": 0}),
             [fails(2, "1", incarnation=2)],
             "1",
             ["1"],
@@ -185,19 +185,17 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="all its processes are new since its container ended",
         ),
         pytest.param(
-            JudgedExits(1, "", {"1": 3}),
+            judged_in(1, {"1": 3}),
             [fails(2, "1", container=True, incarnation=0)],
             "1",
             ["1"],
             [],
             id="its container, later",
         ),
-        pytest.param(
-            JudgedExits(5, "", {"0": 1}), [fails(2, "4", generation=0)], "4", ["4"], [], id="in no generation yet"
-        ),
+        pytest.param(judged_in(5, {"0": 1}), [fails(2, "4", generation=0)], "4", ["4"], [], id="in no generation yet"),
         pytest.param(JudgedExits(), [fails(2, "4", generation=0)], "4", ["4"], [], id="before the first generation"),
         pytest.param(
-            JudgedExits(1, "", {"0": 1}),
+            judged_in(1, {"0": 1}),
             [fails(2, "1", generation=0, container=True, incarnation=0)],
             None,
             ["1"],
@@ -205,7 +203,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a container, after a peer",
         ),
         pytest.param(
-            JudgedExits(1, "", {"0": 1}),
+            judged_in(1, {"0": 1}),
             [fails(2, "4", generation=0, container=True, incarnation=0)],
             "4",
             ["4"],
@@ -221,7 +219,7 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="a spare's end is not the generation's first failure",
         ),
         pytest.param(
-            JudgedExits(2, "", {"1": 1}),
+            judged_in(2, {"1": 1}),
             [fails(2, "3", generation=0, container=True, incarnation=0)],
             None,
             ["3"],
@@ -351,7 +349,7 @@ def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
 def test_evicted_worker_whose_processes_run_on_can_still_fail_as_a_consequence() -> None:
     """The eviction is decided first; a rule names it. Then a peer dies, and the worker's processes end with it."""
     rules = [rule("Ignore", reasons=["Evicted"]), codes("Fail", 2)]
-    for judged in (JudgedExits(), JudgedExits(1, "", {"0": 1})):
+    for judged in (JudgedExits(), judged_in(1, {"0": 1})):
         evicted_first = judge_exits(rules, [evicted()], judged=judged, generations={"1": 1, "0": 1})
         got = judge_exits(rules, [fails(3, "0"), fails(2, "1", 11.0)], judged=evicted_first.judged, generations={})
         assert got.fails is None
@@ -374,14 +372,14 @@ def exited(slot: int, code: int, at_s: float = 99.0, *, count: int = 1, incarnat
 
 
 def condition(got: JobPlan, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next((c for c in got.status["conditions"] if c["type"] == kind), {})
+    found: dict[str, Any] = next((c for c in got.written["conditions"] if c["type"] == kind), {})
     return found
 
 
 def test_rule_fails_the_job_in_one_sentence() -> None:
     got = plan(ruled(codes("Ignore", 3), codes("Fail", 2), maxRestarts=0), sessions=(exited(0, 2), trains(1)))
-    assert got.status["failedPod"] == "digits-worker-0-0"
-    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "ExitRule")
+    assert got.written["failedPod"] == "digits-worker-0-0"
+    assert (got.written["phase"], condition(got, "Failed")["reason"]) == ("Failed", "ExitRule")
     assert condition(got, "Failed")["message"] == (
         'Worker 0 (pod digits-worker-0-0) ended with exit code 2: "ValueError: no data"; spec.recovery.onExit[1] '
         "(Fail, exitCodes In 2) fails the job. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
@@ -391,20 +389,20 @@ def test_rule_fails_the_job_in_one_sentence() -> None:
 def test_ignored_failure_counts_nothing_and_a_row_of_them_is_told() -> None:
     rules = ruled(codes("Ignore", 3), maxRestarts=0)
     first = plan(rules, sessions=(exited(0, 3), trains(1)))
-    assert first.status["phase"] != "Failed"
-    restarts = first.status["restarts"]
+    assert first.written["phase"] != "Failed"
+    restarts = first.written["restarts"]
     assert (restarts["total"], restarts["recent"], restarts["ignored"]) == (0, [], 1)
     assert condition(first, "Degraded")["reason"] != "FailuresIgnored"
     again = plan(
-        ruled(codes("Ignore", 3), status=first.status, maxRestarts=0), memory=first.memory,
+        ruled(codes("Ignore", 3), status=first.written, maxRestarts=0), memory=first.memory,
         sessions=(exited(0, 3, count=3), trains(1)), clock=Clock(101.0, WALL + 1),
     )  # fmt: skip
-    assert (again.status["restarts"]["ignored"], again.status["restarts"]["total"]) == (3, 0)
+    assert (again.written["restarts"]["ignored"], again.written["restarts"]["total"]) == (3, 0)
     told = condition(again, "Degraded")
     assert (told["status"], told["reason"]) == ("True", "FailuresIgnored")
     assert told["message"].endswith("spec.recovery.onExit[0] (Ignore, exitCodes In 3) does not count it.")
     later = plan(
-        ruled(codes("Ignore", 3), status=again.status), memory=again.memory, sessions=(exited(0, 3, count=3), trains(1)),
+        ruled(codes("Ignore", 3), status=again.written), memory=again.memory, sessions=(exited(0, 3, count=3), trains(1)),
         clock=Clock(101.0 + QUIET_S, WALL + QUIET_S + 1),
     )  # fmt: skip
     assert condition(later, "Degraded")["reason"] != "FailuresIgnored"
@@ -423,7 +421,7 @@ def test_restart_counts_as_without_rules() -> None:
     without = plan(job().with_recovery(maxRestarts=0), sessions=(exited(0, 2), trains(1)))
     for got in (with_rule, without):
         assert condition(got, "Failed")["reason"] == "TooManyRestarts"
-    assert "judged" not in without.status["restarts"]
+    assert "judged" not in without.written["restarts"]
 
 
 def test_next_operator_decides_by_what_the_status_says() -> None:
@@ -431,14 +429,14 @@ def test_next_operator_decides_by_what_the_status_says() -> None:
     remembered."""
     rules = (codes("Fail", 2), codes("Ignore", 3))
     first = plan(ruled(*rules), sessions=(exited(0, 3), trains(1)))
-    assert first.status["restarts"]["judged"] == {
+    assert first.written["restarts"]["judged"] == {
         "generation": 1, "rule": "spec.recovery.onExit[1] (Ignore, exitCodes In 3)", "failed": {"0": 1}, "ends": {},
     }  # fmt: skip
-    other = plan(ruled(*rules, status=first.status), memory=JobMemory(), sessions=(trains(0), exited(1, 2)))
-    same = plan(ruled(*rules, status=first.status), memory=first.memory, sessions=(exited(0, 3), exited(1, 2)))
+    other = plan(ruled(*rules, status=first.written), memory=JobMemory(), sessions=(trains(0), exited(1, 2)))
+    same = plan(ruled(*rules, status=first.written), memory=first.memory, sessions=(exited(0, 3), exited(1, 2)))
     for got in (other, same):
-        assert got.status["phase"] != "Failed"
-        assert got.status["restarts"]["judged"]["failed"] == {"0": 1, "1": 1}
+        assert got.written["phase"] != "Failed"
+        assert got.written["restarts"]["judged"]["failed"] == {"0": 1, "1": 1}
 
 
 OOM_POD = make_pod(0, container_restarts=1, last_exit_code=137, last_exit_reason="OOMKilled")
@@ -467,30 +465,30 @@ def test_container_that_ended_while_no_operator_looked(
     builder = ruled(rule("Fail", reasons=["OOMKilled"]), status={**TRAINING, **judged})
     pod = replace(OOM_POD, **how)
     got = plan(builder, memory=JobMemory(), pods=(pod, make_pod(1)))
-    assert (got.status["phase"] == "Failed") == (fails_by_rule and not unseen)
-    assert got.status["restarts"]["processes"] == int(fails_by_rule and not unseen)
-    assert got.status["restarts"]["judged"]["ends"] == {"digits-worker-0-0": 1}
+    assert (got.written["phase"] == "Failed") == (fails_by_rule and not unseen)
+    assert got.written["restarts"]["processes"] == int(fails_by_rule and not unseen)
+    assert got.written["restarts"]["judged"]["ends"] == {"digits-worker-0-0": 1}
     again = plan(
-        ruled(rule("Restart", reasons=["OOMKilled"]), status=got.status), memory=got.memory, pods=(pod, make_pod(1))
+        ruled(rule("Restart", reasons=["OOMKilled"]), status=got.written), memory=got.memory, pods=(pod, make_pod(1))
     )
     no_rules = plan(job({**TRAINING, **judged}), memory=JobMemory(), pods=(pod, make_pod(1)))
-    assert not no_rules.status.get("restarts", {}).get("processes"), "without rules what is not seen does not count"
-    assert again.status["restarts"]["processes"] == got.status["restarts"]["processes"], "judged once"
+    assert not no_rules.written.get("restarts", {}).get("processes"), "without rules what is not seen does not count"
+    assert again.written["restarts"]["processes"] == got.written["restarts"]["processes"], "judged once"
 
 
 @pytest.mark.parametrize("memory", [None, JobMemory()], ids=["the same operator", "the next one"])
 def test_rule_that_is_written_later_applies_to_later_failures(memory: JobMemory | None) -> None:
     before = plan(ruled(), sessions=(exited(0, 2), trains(1)))
     sessions = (exited(0, 2), trains(1)) if memory is None else (trains(0), trains(1))
-    edited = plan(ruled(codes("Fail", 2), status=before.status), memory=memory or before.memory, sessions=sessions)
-    assert edited.status["phase"] != "Failed"
+    edited = plan(ruled(codes("Fail", 2), status=before.written), memory=memory or before.memory, sessions=sessions)
+    assert edited.written["phase"] != "Failed"
     later = plan(
-        ruled(codes("Fail", 2), status=edited.status), memory=edited.memory,
+        ruled(codes("Fail", 2), status=edited.written), memory=edited.memory,
         sessions=(exited(0, 2, 100.5, count=2, incarnation=2), trains(1)),
     )  # fmt: skip
     assert condition(later, "Failed")["reason"] == "ExitRule"
-    gone = plan(ruled(status=edited.status), memory=edited.memory, sessions=sessions)
-    assert "judged" not in gone.status["restarts"]
+    gone = plan(ruled(status=edited.written), memory=edited.memory, sessions=sessions)
+    assert "judged" not in gone.written["restarts"]
 
 
 @pytest.mark.parametrize(
@@ -503,11 +501,11 @@ def test_eviction_counts_only_by_a_rule(action: str | None, counted: int, has_fa
     over: dict[str, Any] = {"terminating": True} if drains else {"phase": "Failed", "last_exit_code": 1}
     pods = (make_pod(0, disruption="EvictionByEvictionAPI", **over), make_pod(1))
     got = plan(ruled(*rules), pods=pods)
-    restarts = got.status.get("restarts", {})
+    restarts = got.written.get("restarts", {})
     assert (len(restarts.get("recent", ())), restarts.get("processes", 0)) == (counted, 0)
-    assert (got.status["phase"] == "Failed") == has_failed
-    again = plan(ruled(*rules, status=got.status), memory=got.memory, pods=pods)
-    assert len(again.status.get("restarts", {}).get("recent", ())) == counted, "counted once"
+    assert (got.written["phase"] == "Failed") == has_failed
+    again = plan(ruled(*rules, status=got.written), memory=got.memory, pods=pods)
+    assert len(again.written.get("restarts", {}).get("recent", ())) == counted, "counted once"
 
 
 @pytest.mark.parametrize(
@@ -517,20 +515,20 @@ def test_eviction_while_no_operator_looked(ends: dict[str, int] | None, counted:
     judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
     pods = (make_pod(0, disruption="EvictionByEvictionAPI", terminating=True), make_pod(1))
     builder = ruled(rule("Restart", reasons=["Evicted"]), status={**TRAINING, **judged})
-    assert len(plan(builder, memory=JobMemory(), pods=pods).status["restarts"].get("recent", ())) == counted
+    assert len(plan(builder, memory=JobMemory(), pods=pods).written["restarts"].get("recent", ())) == counted
 
 
 def test_eviction_of_a_pod_that_was_let_go_counts_nothing() -> None:
     pods = (make_pod(0), make_pod(1), make_pod(2, disruption="EvictionByEvictionAPI", terminating=True))
     builder = ruled(rule("Fail", reasons=["Evicted"]), status={**TRAINING, "released": [uid_of(2)]})
-    assert plan(builder, pods=pods).status["phase"] != "Failed"
+    assert plan(builder, pods=pods).written["phase"] != "Failed"
 
 
 def test_process_that_hung_is_judged_by_no_rule() -> None:
     hung = ProcessExit(99.0, 1, 0, -9, "", 1, hung="No step for 300 s.")
     sessions = (trains(0, exits=(hung,), num_exits=1), trains(1))
     got = plan(ruled(rule("Fail", signals=["SIGKILL"]), codes("Ignore", 137)), sessions=sessions)
-    assert (got.status["phase"] != "Failed", got.status["restarts"]["processes"]) == (True, 1)
+    assert (got.written["phase"] != "Failed", got.written["restarts"]["processes"]) == (True, 1)
 
 
 def test_counted_evictions_are_no_crash_of_the_script() -> None:
@@ -542,8 +540,8 @@ def test_counted_evictions_are_no_crash_of_the_script() -> None:
             ruled(rule("Restart", reasons=["Preempted"]), status=status), memory=memory, pods=pods, sessions=(trains(0),),
             clock=Clock(at_s, WALL + at_s),
         )  # fmt: skip
-        memory, status = got.memory, got.status
-    assert (got.status["phase"] != "Failed", len(got.status["restarts"]["recent"])) == (True, 4)
+        memory, status = got.memory, got.written
+    assert (got.written["phase"] != "Failed", len(got.written["restarts"]["recent"])) == (True, 4)
     assert memory is not None
     assert (memory.crash, memory.slots) == (None, {}), "what counts is bounded by maxRestarts, and not held back"
 
@@ -556,7 +554,7 @@ def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time(rules:
             1, attempt, phase="Failed", status_reason="Preempting", last_exit_code=143, running_since_s=None
         )
         got = plan(ruled(*rules, status=status), memory=memory, pods=(make_pod(0), ended), sessions=(trains(0),))
-        memory, status = got.memory, got.status
+        memory, status = got.memory, got.written
         due.append(bool(got.create))
     assert due == [True, False, False]
     assert memory is not None
@@ -573,9 +571,9 @@ def test_pod_that_cannot_start_fails_the_job_by_a_rule_only() -> None:
     stuck = make_pod(1, **PENDING, waiting_reason="ImagePullBackOff", waiting_message="Back-off pulling image.")
     pods, sessions = (make_pod(0), stuck), (trains(0),)
     waits = plan(ruled(rule("Fail", reasons=["Unschedulable"])), pods=pods, sessions=sessions)
-    assert (waits.status["phase"] != "Failed", condition(waits, "PodsReady")["reason"]) == (True, "ImagePullBackOff")
+    assert (waits.written["phase"] != "Failed", condition(waits, "PodsReady")["reason"]) == (True, "ImagePullBackOff")
     edited = plan(
-        ruled(rule("Fail", reasons=["ImagePullBackOff"]), status=waits.status),
+        ruled(rule("Fail", reasons=["ImagePullBackOff"]), status=waits.written),
         memory=waits.memory,
         pods=pods,
         sessions=sessions,
@@ -585,19 +583,19 @@ def test_pod_that_cannot_start_fails_the_job_by_a_rule_only() -> None:
         "(Fail, reasons ImagePullBackOff) fails the job."
     )
     scaled = plan(ruled(rule("Fail", reasons=["ImagePullBackOff"])).with_replicas(1), pods=pods, sessions=sessions)
-    assert scaled.status["phase"] != "Failed", "its slot is not wanted"
+    assert scaled.written["phase"] != "Failed", "its slot is not wanted"
     spared = plan(ruled(rule("Fail", reasons=["ImagePullBackOff"]), spares=1), pods=pods, sessions=sessions)
-    assert spared.status["phase"] != "Failed", "a spare makes up for it"
+    assert spared.written["phase"] != "Failed", "a spare makes up for it"
     let_go = ruled(rule("Fail", reasons=["ImagePullBackOff"]), status={**TRAINING, "released": [uid_of(1)]})
-    assert plan(let_go, pods=pods, sessions=sessions).status["phase"] != "Failed"
+    assert plan(let_go, pods=pods, sessions=sessions).written["phase"] != "Failed"
 
 
 def test_incident_names_the_rule() -> None:
     died = exited(1, -15)
     died = replace(died, condition=replace(died.condition, phase=Phase.READY, incarnation=2))
     got = plan(ruled(rule("Ignore", signals=["SIGTERM"])), sessions=(trains(0), died))
-    assert got.status["membership"]["generation"] == 2
-    assert got.status["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGTERM)"
+    assert got.written["membership"]["generation"] == 2
+    assert got.written["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGTERM)"
     second = {**TRAINING, "membership": {**MEMBERSHIP, "generation": 2}}
     other = replace(trains(0), condition=replace(trains(0).condition, generation=2, entered=2, heard=2, adopted=2))
     silent = replace(trains(1), connected=False, closed_at_s=50.0)
@@ -611,18 +609,18 @@ def test_incident_names_the_rule() -> None:
         ruled(rule("Ignore", signals=["SIGTERM"]), status={**second, "restarts": {"judged": judged}}),
         sessions=(other, silent),
     )
-    assert later.status["incidents"][-1]["cause"] == "Disconnected"
-    assert "rule" not in later.status["incidents"][-1], "that was in the generation before"
+    assert later.written["incidents"][-1]["cause"] == "Disconnected"
+    assert "rule" not in later.written["incidents"][-1], "that was in the generation before"
     judged_now = {"restarts": {"judged": judged}}
     joiner = make_session(2, Phase.READY, session=True)
     grown = plan(
         ruled(rule("Ignore", signals=["SIGTERM"]), status={**TRAINING, **judged_now}).with_replicas(3),
         pods=(make_pod(0), make_pod(1), make_pod(2)), sessions=(trains(0), trains(1), joiner),
     )  # fmt: skip
-    assert grown.status["incidents"][-1]["cause"] == "Resized"
-    assert "rule" not in grown.status["incidents"][-1], "nothing failed that it is for"
+    assert grown.written["incidents"][-1]["cause"] == "Resized"
+    assert "rule" not in grown.written["incidents"][-1], "nothing failed that it is for"
     plain = plan(ruled(codes("Fail", 2)), sessions=(trains(0), died))
-    assert "rule" not in plain.status["incidents"][-1]
+    assert "rule" not in plain.written["incidents"][-1]
 
 
 def test_incident_names_the_rule_of_an_exit_that_is_told_after_its_generation_has_ended() -> None:
@@ -632,19 +630,21 @@ def test_incident_names_the_rule_of_an_exit_that_is_told_after_its_generation_ha
     left = replace(died, exits=(), num_exits=0, last_exits={}, fault=None)
     left = replace(left, condition=replace(died.condition, phase=Phase.READY, incarnation=2))
     issued = plan(
-        ruled(rule("Ignore", signals=["SIGKILL"]), status=first.status), memory=first.memory, sessions=(trains(0), left)
+        ruled(rule("Ignore", signals=["SIGKILL"]), status=first.written),
+        memory=first.memory,
+        sessions=(trains(0), left),
     )
-    assert issued.status["membership"]["generation"] == 2
-    assert "rule" not in issued.status["incidents"][-1], "nobody knows yet how it ended"
+    assert issued.written["membership"]["generation"] == 2
+    assert "rule" not in issued.written["incidents"][-1], "nobody knows yet how it ended"
     told = replace(left, exits=died.exits, num_exits=1, last_exits=died.last_exits)
     later = plan(
-        ruled(rule("Ignore", signals=["SIGKILL"]), status=issued.status),
+        ruled(rule("Ignore", signals=["SIGKILL"]), status=issued.written),
         memory=issued.memory,
         sessions=(trains(0), told),
     )
-    assert later.status["restarts"]["ignored"] == 1
-    assert later.status["incidents"][-1]["generation"] == 2
-    assert later.status["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGKILL)"
+    assert later.written["restarts"]["ignored"] == 1
+    assert later.written["incidents"][-1]["generation"] == 2
+    assert later.written["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGKILL)"
 
 
 # --- a member that fails after others have finished ------------------------------------------------------------------
@@ -660,7 +660,7 @@ def test_member_that_fails_after_success_elsewhere_is_no_success(tier: str, memo
         failed = exited(1, code)
         failed = replace(failed, condition=replace(failed.condition, phase=Phase.STARTING, generation=0, incarnation=2))
         got = plan(ruled(codes("Fail", 99), status=status), memory=memory, sessions=(finished, failed))
-        assert got.status["phase"] not in ("Succeeded", "Failed")
+        assert got.written["phase"] not in ("Succeeded", "Failed")
         assert not condition(got, "Complete")
         if memory is None:
             by_rule = plan(ruled(codes("Fail", 1, 137), status=status), sessions=(finished, failed))
@@ -669,8 +669,8 @@ def test_member_that_fails_after_success_elsewhere_is_no_success(tier: str, memo
 
 def test_pod_that_failed_after_it_had_finished_is_no_success() -> None:
     done = tuple(replace(one, condition=replace(one.condition, phase=Phase.DONE)) for one in (trains(0), trains(1)))
-    assert plan(sessions=done).status["phase"] == "Succeeded"
+    assert plan(sessions=done).written["phase"] == "Succeeded"
     lost = make_pod(1, phase="Failed", last_exit_code=1)
     got = plan(pods=(make_pod(0), lost), sessions=(done[0], replace(done[1], connected=False, closed_at_s=99.0)))
-    assert got.status["phase"] != "Succeeded"
-    assert uid_of(0) not in got.status.get("released", ())
+    assert got.written["phase"] != "Succeeded"
+    assert uid_of(0) not in got.written.get("released", ())

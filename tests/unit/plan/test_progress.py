@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api.status import Progress
 from regroup_operator.model.plan import Clock
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
 from regroup_operator.plan.report.progress import progress_status
@@ -30,21 +31,21 @@ def reported(step: int = 7, *, age_s: float = 0.0, step_s: float | None = None, 
     ],
 )
 def test_loss(newest: Reported, known: dict[str, Any], want: float | None) -> None:
-    assert progress_status(newest, known, CLOCK).get("loss") == want
+    assert progress_status(newest, Progress(**known), CLOCK).loss == want
 
 
 def test_noise_scale_is_there_where_it_was_measured() -> None:
-    assert progress_status(reported(noise_scale=512.0), {}, CLOCK)["noiseScale"] == 512.0
-    assert "noiseScale" not in progress_status(reported(), {"noiseScale": 512.0}, CLOCK)
+    assert progress_status(reported(noise_scale=512.0), None, CLOCK).noise_scale == 512.0
+    assert progress_status(reported(), Progress(noise_scale=512.0), CLOCK).noise_scale is None
 
 
 def test_time_of_a_step_may_change_without_a_new_report() -> None:
     """Another member has reported: the newest step and its time stay."""
-    known = progress_status(reported(), {}, CLOCK, "1 s: forward 100 %")
-    assert known["stepTime"] == "1 s: forward 100 %"
+    known = progress_status(reported(), None, CLOCK, "1 s: forward 100 %")
+    assert known.step_time == "1 s: forward 100 %"
     later = progress_status(reported(), known, Clock(101.0, 1_800_000_000.3), "2 s: waits 50 %")
-    assert (later["stepTime"], later["at"]) == ("2 s: waits 50 %", known["at"])
-    assert "stepTime" not in progress_status(reported(), later, CLOCK)
+    assert (later.step_time, later.at) == ("2 s: waits 50 %", known.at)
+    assert progress_status(reported(), later, CLOCK).step_time is None
 
 
 @pytest.mark.parametrize(

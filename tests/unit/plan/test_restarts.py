@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from regroup_operator.api.status import Restarts
 from regroup_operator.model.plan import Failure
 from regroup_operator.plan.failures.restarts import (
     KUBECTL_LOGS,
     Recent,
     judge_restarts,
     read_recent,
-    recent_status,
     restart_cause,
+    with_recent,
 )
 
 NOW = 1000.0
@@ -80,13 +80,13 @@ def test_status_stays_small_however_many_processes_fail_and_none_is_forgotten(wi
     rounds = min(1000, 2 * window_s // 30)
     for _ in range(rounds):
         now += 30.0
-        restarts = json.loads(json.dumps(recent_status(recent)))
+        restarts = with_recent(Restarts(), recent)
         new = [fail(now)] * 10
         judged = judge_restarts(
             recent=read_recent(restarts), new=new, max_restarts=10**6, window_s=window_s, now=now, logs=""
         )
         recent = tuple((at, number * each // 10 if at == now else number) for at, number in judged.recent)
-        assert len(json.dumps(recent_status(recent))) < 64 * 2**10
+        assert len(with_recent(Restarts(), recent).model_dump_json()) < 64 * 2**10
     total = sum(number for _, number in recent)
     assert total >= min(10**6 + 1, each * min(rounds, window_s // 30))
 
@@ -96,11 +96,11 @@ def test_status_stays_small_however_many_processes_fail_and_none_is_forgotten(wi
     [
         pytest.param({}, (), id="none yet"),
         pytest.param({"recent": ["1970-01-01T00:00:05Z"]}, ((5.0, 1),), id="one each"),
-        pytest.param({"recent": ["1970-01-01T00:00:05Z"], "recentCounts": [7]}, ((5.0, 7),), id="seven at once"),
+        pytest.param({"recent": ["1970-01-01T00:00:05Z"], "recent_counts": [7]}, ((5.0, 7),), id="seven at once"),
     ],
 )  # fmt: skip
 def test_counted_failures_are_read(restarts: dict[str, Any], want: tuple[tuple[float, int], ...]) -> None:
-    assert read_recent(restarts) == want
+    assert read_recent(Restarts(**restarts)) == want
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
+from regroup_operator.api.status import RoleStatus
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import Pod
@@ -40,9 +42,21 @@ def failed(index: int = 0, attempt: int = 0, **changes: Any) -> Pod:
     return pod(index, attempt, phase="Failed", **{"running_since_s": None, "last_exit_code": 1} | changes)
 
 
-def plan(*pods: Pod, **given: Any) -> RoleChanges:
-    values: dict[str, Any] = {"job": JOB, "known": (), "rows": {}, "active": True, "cleans": False, "clock": CLOCK}
-    return plan_roles(pods=pods, **values | given)
+def plan(*pods: Pod, known: Sequence[RoleStatus] | None = None, **given: Any) -> RoleChanges:
+    """Plan a job whose status has these roles."""
+    values: dict[str, Any] = {"job": JOB, "rows": {}, "active": True, "cleans": False, "clock": CLOCK}
+    values |= given
+    values["job"] = knowing(values["job"], known)
+    return plan_roles(pods=pods, **values)
+
+
+def message(changes: RoleChanges) -> str:
+    """Return why a pod of the first role cannot start."""
+    return (changes.status[0].message if changes.status else None) or ""
+
+
+def knowing(job: Job, roles: Sequence[RoleStatus] | None) -> Job:
+    return replace(job, status=job.status.with_fields(roles=roles))
 
 
 def test_place_whose_template_was_corrected_before_the_start_begins_anew() -> None:
@@ -123,7 +137,7 @@ def test_they_end_with_the_job(cleans: bool, delete: list[str]) -> None:
 
 def test_what_has_succeeded_is_remembered_when_its_pod_is_gone() -> None:
     got = plan(pod(0), pod(1, phase="Succeeded"))
-    assert got.status == [{"name": "ps", "replicas": 2, "ready": 1, "succeeded": [1]}]
+    assert got.status == [RoleStatus(name="ps", replicas=2, ready=1, succeeded=[1])]
     again = plan(pod(0), known=got.status)
     assert (again.create, again.status) == ((), got.status)
 
@@ -133,7 +147,7 @@ def test_pod_that_is_deleted_has_not_succeeded_whatever_it_ends_with(phase: str)
     """A server that ends well on SIGTERM, because somebody drains its node, runs again elsewhere."""
     ends = pod(0, phase=phase, terminating=True)
     got = plan(ends, pod(1))
-    assert (got.create, got.status) == ((), [{"name": "ps", "replicas": 2, "ready": 1}])
+    assert (got.create, got.status) == ((), [RoleStatus(name="ps", replicas=2, ready=1)])
     assert plan(pod(1), known=got.status).create == (("ps", 0, 0),)
 
 
@@ -142,7 +156,7 @@ def test_success_before_the_start_counts_only_while_its_pod_is_there() -> None:
     job = job_of(started=False)
     got = plan(pod(0, phase="Succeeded", job=job), pod(1, job=job), job=job)
     assert got.status is not None
-    assert got.status[0]["succeeded"] == [0]
+    assert got.status[0].succeeded == [0]
     assert plan(pod(1, job=job), job=job, known=got.status).create == (("ps", 0, 0),)
 
 
@@ -159,10 +173,10 @@ def test_success_before_the_start_counts_only_while_its_pod_is_there() -> None:
 )
 def test_pods_that_the_job_waits_for(pods: tuple[Pod, ...], known: Any, left: dict[str, int]) -> None:
     job = job_of(role("eval") | {"replicas": 2, "requiredForCompletion": True}, role("ps"))
-    said = [{"name": "eval", "succeeded": list(known)}]
-    assert awaited(job, succeeded(job, pods, said)) == left
+    said = [RoleStatus(name="eval", replicas=2, ready=0, succeeded=list(known))]
+    assert awaited(job, succeeded(knowing(job, said), pods)) == left
     got = plan(*pods, job=job, known=said)
-    assert [one.get("awaited") for one in got.status or ()] == [left["eval"], None]
+    assert [one.awaited for one in got.status or ()] == [left["eval"], None]
 
 
 def test_words_for_the_roles_that_the_job_waits_for() -> None:
@@ -177,7 +191,7 @@ def test_status_says_why_a_pod_cannot_start() -> None:
         pod(0, phase="Pending", running_since_s=None, waiting_reason="ErrImagePull", waiting_message="no such image")
     )
     assert got.status == [
-        {"name": "ps", "replicas": 2, "ready": 0, "message": "digits-worker-0-0: ErrImagePull no such image"}
+        RoleStatus(name="ps", replicas=2, ready=0, message="digits-worker-0-0: ErrImagePull no such image")
     ]
 
 
@@ -196,32 +210,32 @@ def test_status_says_that_a_pod_is_not_set_up(changes: dict[str, Any], says: boo
         "digits-worker-1-0: its kubelet has not set the pod up for 60 s (volumes, network, host name). See its events: "
         "kubectl describe pod --namespace=default digits-worker-1-0"
     )
-    assert (got.status or [{}])[0].get("message") == (words if says else None)
+    assert message(got) == (words if says else "")
 
 
 def test_command_in_a_message_is_whole_whatever_the_names() -> None:
     stuck = pod(1, name="ps", phase="Pending", running_since_s=None, unset_since_s=0.0)
     got = plan(replace(stuck, name="p" * 63, namespace="n" * 63))
-    assert (got.status or [{}])[0]["message"].endswith("p" * 63)
+    assert message(got).endswith("p" * 63)
 
 
 def test_status_says_that_a_place_waits_for_a_node_or_for_its_next_pod() -> None:
     job = job_of(role("ps"))
     for terminating in (True, False):
         got = plan(pod(0, job=job, node_ready=False, node="a", terminating=terminating), job=job)
-        assert (got.status or [{}])[0]["message"] == (
+        assert message(got) == (
             "digits-worker-0-0: its node a is not ready; bring the node back, or delete the pod by force if it is off"
         )
     got = plan(failed(0, 1), job=job, rows={"ps-0": PodRow(1, 0, 990.0)})
-    assert (got.create, (got.status or [{}])[0]["message"]) == (
+    assert (got.create, message(got)) == (
         (),
         "ps-0: its pod failed with exit code 1, 2 in a row; the next one is made at 2027-01-15T08:00:10Z",
     )
     gone = plan(job=job, rows={"ps-0": PodRow(2, 1, 995.0)})
-    assert (gone.status or [{}])[0]["message"].startswith("ps-0: its pod failed, 2 in a row; the next one")
+    assert message(gone).startswith("ps-0: its pod failed, 2 in a row; the next one")
     refused = failed(0, 1, last_exit_code=None, status_reason="UnexpectedAdmissionError")
     got = plan(refused, job=job, rows={"ps-0": PodRow(1, 0, 990.0)})
-    assert "failed (UnexpectedAdmissionError), 2 in a row" in (got.status or [{}])[0]["message"]
+    assert "failed (UnexpectedAdmissionError), 2 in a row" in message(got)
 
 
 def test_job_without_roles_has_no_status_of_them() -> None:

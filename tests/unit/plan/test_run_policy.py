@@ -9,10 +9,11 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Stop
+from regroup_operator.api import JobStatus
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Clock, Crash, Failure, IgnoredRow, JobPlan, Verdict
 from regroup_operator.plan.lifecycle.run_policy import Start, expiry_s, has_begun, overdue
-from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
+from tests.builders.plan import JobBuilder, make_pod, make_session, make_status, uid_of
 from tests.unit.plan.test_job import TRAINING, job, plan, told, trains
 
 CREATED, STARTED, RESUMED = "2026-01-01T10:00:00Z", "2026-01-01T10:10:00Z", "2026-01-01T12:00:00Z"
@@ -56,7 +57,9 @@ def test_deadlines(
     policy: dict[str, int], status: dict[str, Any], waits: bool, at: float, reason: str | None, in_s: float | None
 ) -> None:
     given = RunPolicy(active_deadline_seconds=policy.get("active"), start_deadline_seconds=policy.get("start"))
-    verdict, due_s = overdue(given, status, Clock(0.0, TEN_S + at), start=Start(CREATED, 1, 4) if waits else None)
+    verdict, due_s = overdue(
+        given, make_status(status), Clock(0.0, TEN_S + at), start=Start(CREATED, 1, 4) if waits else None
+    )
     assert (verdict.reason if verdict else None, due_s) == (reason, in_s)
     if reason == "StartDeadlineExceeded":
         assert verdict is not None
@@ -77,7 +80,7 @@ def test_deadlines(
 )
 def test_words_of_a_missed_start(ready: int, refusal: str, says: str) -> None:
     policy = RunPolicy(start_deadline_seconds=60)
-    verdict, _ = overdue(policy, {}, Clock(0.0, TEN_S + 60), start=Start(CREATED, ready, 4, refusal))
+    verdict, _ = overdue(policy, JobStatus(), Clock(0.0, TEN_S + 60), start=Start(CREATED, ready, 4, refusal))
     assert verdict is not None
     assert verdict.message.startswith(says)
     assert ("Its pods are given back." in verdict.message) == (not refusal)
@@ -112,7 +115,7 @@ LINEAGE: list[Any] = [{"generation": 1, "startStep": 0}]
     ],
 )
 def test_whether_a_job_has_begun(status: dict[str, Any], begun: bool) -> None:
-    assert has_begun(status) == begun
+    assert has_begun(make_status(status)) == begun
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def with_policy(status: dict[str, Any] | None = None, **policy: Any) -> JobBuild
 
 
 def condition(got: JobPlan, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in got.status["conditions"] if c["type"] == kind)
+    found: dict[str, Any] = next(c for c in got.written["conditions"] if c["type"] == kind)
     return found
 
 
@@ -135,14 +138,14 @@ def test_suspending_job_tells_its_workers_to_stop_and_deletes_what_has_ended() -
     first = plan(with_policy(TRAINING, suspend=True))
     assert (sorted(told(first, Stop)), first.create, first.delete) == ([uid_of(0), uid_of(1)], (), ())
     assert [t.body.outcome for t in first.tell if isinstance(t.body, Stop)] == ["Suspended"] * 2
-    assert (first.status["phase"], condition(first, "Suspended")["status"]) == ("Suspending", "False")
+    assert (first.written["phase"], condition(first, "Suspended")["status"]) == ("Suspending", "False")
     ended = (make_pod(0, phase="Succeeded"), make_pod(1))
     told_already = trains(1, told_outcome="Suspended")
-    again = plan(with_policy(first.status, suspend=True), pods=ended, sessions=(told_already,), memory=first.memory)
+    again = plan(with_policy(first.written, suspend=True), pods=ended, sessions=(told_already,), memory=first.memory)
     assert ([pod.uid for pod in again.delete], told(again, Stop)) == ([uid_of(0)], [])
-    done = plan(with_policy(again.status, suspend=True), pods=(), sessions=(), memory=again.memory)
-    assert (done.status["phase"], done.create, condition(done, "Suspended")["status"]) == ("Suspended", (), "True")
-    assert done.status["membership"]["suspended"]
+    done = plan(with_policy(again.written, suspend=True), pods=(), sessions=(), memory=again.memory)
+    assert (done.written["phase"], done.create, condition(done, "Suspended")["status"]) == ("Suspended", (), "True")
+    assert done.written["membership"]["suspended"]
 
 
 @pytest.mark.parametrize(
@@ -155,29 +158,29 @@ def test_suspending_job_tells_its_workers_to_stop_and_deletes_what_has_ended() -
 )
 def test_suspended_job_says_where_it_goes_on(spec: dict[str, Any], words: str) -> None:
     first = plan(with_policy(TRAINING, suspend=True).with_spec(**spec))
-    done = plan(with_policy(first.status, suspend=True).with_spec(**spec), pods=(), sessions=(), memory=first.memory)
+    done = plan(with_policy(first.written, suspend=True).with_spec(**spec), pods=(), sessions=(), memory=first.memory)
     assert condition(done, "Suspended")["message"] == f"No pod is left{words}"
 
 
 def test_suspension_that_waits_for_a_node_says_so() -> None:
     pods = (make_pod(0, node_ready=False, terminating=True),)
     got = plan(with_policy(TRAINING, suspend=True), pods=pods, sessions=())
-    assert got.status["phase"] == "Suspending"
+    assert got.written["phase"] == "Suspending"
     assert "node is not ready (digits-worker-0-0)" in condition(got, "Suspended")["message"]
 
 
 def test_job_that_has_told_its_workers_to_stop_is_suspended_even_if_that_is_taken_back() -> None:
     first = plan(with_policy(TRAINING, suspend=True))
-    back = plan(with_policy(first.status), memory=first.memory)
-    assert (back.status["phase"], back.create) == ("Suspending", ())
-    once = plan(with_policy(back.status), pods=(), sessions=(), memory=back.memory)
-    assert (once.status["phase"], once.status["membership"]["suspended"], once.create) == ("Suspended", True, ())
+    back = plan(with_policy(first.written), memory=first.memory)
+    assert (back.written["phase"], back.create) == ("Suspending", ())
+    once = plan(with_policy(back.written), pods=(), sessions=(), memory=back.memory)
+    assert (once.written["phase"], once.written["membership"]["suspended"], once.create) == ("Suspended", True, ())
     assert once.due_s is not None
     assert once.due_s < 101.0
-    resumed = plan(with_policy(once.status), pods=(), sessions=(), memory=once.memory)
+    resumed = plan(with_policy(once.written), pods=(), sessions=(), memory=once.memory)
     assert [slot for slot, _, _ in resumed.create] == [0, 1]
-    assert resumed.status["phase"] == "Starting"
-    assert "restarts" not in resumed.status
+    assert resumed.written["phase"] == "Starting"
+    assert "restarts" not in resumed.written
 
 
 def test_rows_of_failures_end_with_a_suspension() -> None:
@@ -185,35 +188,35 @@ def test_rows_of_failures_end_with_a_suspension() -> None:
     first = plan(with_policy(TRAINING, suspend=True))
     crash = Crash("train.py:5", ((0.0, 1), (2.0, 2)), Failure(2.0, "1", 1, "OSError: nfs"), count=2)
     memory = replace(first.memory, crash=crash, ignored=IgnoredRow(2, 1_800_000_000.0, "rule 1"))
-    still = plan(with_policy(first.status, suspend=True), memory=memory)
+    still = plan(with_policy(first.written, suspend=True), memory=memory)
     assert (still.memory.crash, still.memory.ignored) == (crash, memory.ignored)
-    done = plan(with_policy(first.status, suspend=True), pods=(), sessions=(), memory=memory)
-    resumed = plan(with_policy(done.status), pods=(), sessions=(), memory=done.memory)
+    done = plan(with_policy(first.written, suspend=True), pods=(), sessions=(), memory=memory)
+    resumed = plan(with_policy(done.written), pods=(), sessions=(), memory=done.memory)
     assert (resumed.memory.crash, resumed.memory.ignored) == (None, None)
     again = plan(
-        with_policy(resumed.status),
+        with_policy(resumed.written),
         pods=(make_pod(0, 1), make_pod(1, 1)),
         sessions=(),
         memory=memory,
     )
-    assert again.status["membership"]["suspended"], "no generation has begun since"
+    assert again.written["membership"]["suspended"], "no generation has begun since"
     assert (again.memory.crash, again.memory.ignored) == (crash, memory.ignored), "a row of its own"
 
 
 def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:
     first = plan(with_policy(TRAINING, suspend=True))
-    done = plan(with_policy(first.status, suspend=True), pods=(), sessions=(), memory=first.memory)
-    made = plan(with_policy(done.status), pods=(), sessions=(), memory=done.memory)
+    done = plan(with_policy(first.written, suspend=True), pods=(), sessions=(), memory=first.memory)
+    made = plan(with_policy(done.written), pods=(), sessions=(), memory=done.memory)
     assert made.create == ((0, 1, ()), (1, 1, ()))
-    assert (made.status["phase"], condition(made, "Suspended")["reason"]) == ("Starting", "Resumed")
+    assert (made.written["phase"], condition(made, "Suspended")["reason"]) == ("Starting", "Resumed")
     pods = (make_pod(0, 1), make_pod(1, 1))
     ready = tuple(make_session(slot, Phase.READY, 0, attempt=1, adopted_to=0, entered=0) for slot in range(2))
-    issued = plan(with_policy(made.status), pods=pods, sessions=ready, memory=made.memory)
-    membership = issued.status["membership"]
+    issued = plan(with_policy(made.written), pods=pods, sessions=ready, memory=made.memory)
+    membership = issued.written["membership"]
     assert (membership["generation"], membership["members"], membership.get("suspended")) == (2, "0.1,1.1", None)
     assert membership["resumedIn"] == 2
-    assert (issued.status["incidents"][-1]["cause"], issued.status["phase"]) == ("Resumed", "Starting")
-    assert issued.status.get("restarts", {}).get("total", 0) == 0
+    assert (issued.written["incidents"][-1]["cause"], issued.written["phase"]) == ("Resumed", "Starting")
+    assert issued.written.get("restarts", {}).get("total", 0) == 0
     assert [note.kind for note in issued.notes if note.reason == "Resumed"] == ["Normal"]
 
 
@@ -226,9 +229,9 @@ def test_deadlines_begin_anew_with_each_resumption(policy: dict[str, int], statu
             builder = with_policy(status, suspend=suspended, **policy).with_created(CREATED)
             clock = Clock(at_s, TEN_S + at_s)
             got = plan(builder, pods=(), sessions=(), memory=memory, clock=clock)
-            memory, status, at_s = got.memory, got.status, at_s + 2 * HOUR_S
-        assert (got.status["phase"], len(got.create)) == ("Starting" if "startTime" in got.status else "Pending", 2)
-        if "startTime" in got.status or "startDeadlineSeconds" in policy:
+            memory, status, at_s = got.memory, got.written, at_s + 2 * HOUR_S
+        assert (got.written["phase"], len(got.create)) == ("Starting" if "startTime" in got.written else "Pending", 2)
+        if "startTime" in got.written or "startDeadlineSeconds" in policy:
             assert got.due_s is not None
             assert got.due_s <= clock.now_s + next(iter(policy.values()))
         at_s = clock.now_s + 20.0
@@ -238,9 +241,9 @@ def test_job_that_is_refused_misses_its_start() -> None:
     refusal = Verdict("CreateFailed", "exceeded quota: no-services. Raise the quota.")
     builder = with_policy(None, startDeadlineSeconds=60).with_created(CREATED)
     waits = plan(builder, pods=(), sessions=(), refusal=refusal, clock=Clock(10.0, TEN_S + 10.0))
-    assert (waits.status["phase"], waits.due_s) == ("Pending", 60.0)
+    assert (waits.written["phase"], waits.due_s) == ("Pending", 60.0)
     got = plan(builder, pods=(), sessions=(), refusal=refusal, clock=Clock(60.0, TEN_S + 60.0))
-    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "StartDeadlineExceeded")
+    assert (got.written["phase"], condition(got, "Failed")["reason"]) == ("Failed", "StartDeadlineExceeded")
     assert "exceeded quota" in condition(got, "Failed")["message"]
     assert condition(got, "Accepted")["status"] == "False"
 
@@ -249,8 +252,8 @@ def test_job_that_is_refused_misses_its_start() -> None:
 def test_suspended_job_that_could_not_run_says_so(status: dict[str, Any] | None) -> None:
     refusal = Verdict("InvalidTemplate", "spec.template is refused.")
     got = plan(with_policy(status, suspend=True), pods=(), sessions=(), refusal=refusal)
-    assert (got.status["phase"], condition(got, "Accepted")["reason"]) == ("Suspended", "InvalidTemplate")
-    again = plan(with_policy(got.status, suspend=True), pods=(), sessions=())
+    assert (got.written["phase"], condition(got, "Accepted")["reason"]) == ("Suspended", "InvalidTemplate")
+    again = plan(with_policy(got.written, suspend=True), pods=(), sessions=())
     assert condition(again, "Accepted")["status"] == "True"
 
 
@@ -258,17 +261,17 @@ def test_process_that_fails_while_it_is_told_to_stop_fails_nothing() -> None:
     first = plan(with_policy(TRAINING, suspend=True).with_recovery(maxRestarts=0))
     crashed = (make_pod(0, phase="Failed", last_exit_code=1), make_pod(1))
     got = plan(
-        with_policy(first.status, suspend=True).with_recovery(maxRestarts=0),
+        with_policy(first.written, suspend=True).with_recovery(maxRestarts=0),
         pods=crashed,
         sessions=(trains(1),),
         memory=first.memory,
     )
-    assert got.status["phase"] == "Suspending"
+    assert got.written["phase"] == "Suspending"
 
 
 def test_job_may_be_created_suspended() -> None:
     got = plan(with_policy(None, suspend=True), pods=(), sessions=())
-    assert (got.status["phase"], got.create, got.status["summary"]["state"]) == ("Suspended", (), "Suspended")
+    assert (got.written["phase"], got.create, got.written["summary"]["state"]) == ("Suspended", (), "Suspended")
     assert "has not begun" in condition(got, "Suspended")["message"]
 
 
@@ -300,7 +303,7 @@ def test_end_has_a_time() -> None:
     failed = plan(
         with_policy(TRAINING | {"startTime": CREATED}, activeDeadlineSeconds=5), clock=Clock(100.0, TEN_S + 5.0)
     )
-    assert (failed.status["phase"], failed.status["completionTime"]) == ("Failed", CREATED.replace("00Z", "05Z"))
+    assert (failed.written["phase"], failed.written["completionTime"]) == ("Failed", CREATED.replace("00Z", "05Z"))
     assert condition(failed, "Failed")["reason"] == "DeadlineExceeded"
 
 
@@ -321,5 +324,5 @@ def test_job_that_a_deadline_fails_says_once_how_another_one_continues() -> None
         "Raise it and submit the job again. A new job continues after step 1008 with spec.checkpoint.resumeFrom: "
         "step-1008.g3-ab; without it, it begins at step 0."
     )
-    again = plan(with_policy(failed.status, activeDeadlineSeconds=5), clock=clock)
+    again = plan(with_policy(failed.written, activeDeadlineSeconds=5), clock=clock)
     assert condition(again, "Failed")["message"] == said

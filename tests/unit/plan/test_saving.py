@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from regroup.protocol.state import Busy, Phase
 from regroup.protocol.wire import Progress
+from regroup_operator.api.status import CheckpointStatus
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Worker
@@ -17,7 +17,7 @@ from tests.builders.plan import make_current, make_session, make_worker
 
 NOW_S = 5000.0
 HANGS = "Writing checkpoint step-30.g1-a has taken more than 300 s: the volume of /data does not answer."
-SAVED = {"generation": 1, "step": 20, "directory": "step-20.g1-a"}
+SAVED = CheckpointStatus(generation=1, step=20, directory="step-20.g1-a")
 
 
 LATE = "Checkpoints begin every 40 s, and spec.checkpoint.everySeconds is 10: writing one has taken 38 s."
@@ -40,7 +40,9 @@ def member(
     return make_worker(slot, session=session)
 
 
-def judge(*workers: Worker, checkpoint: dict[str, Any] | None = SAVED, succeeded: bool = False) -> JobCondition | None:
+def judge(
+    *workers: Worker, checkpoint: CheckpointStatus | None = SAVED, succeeded: bool = False
+) -> JobCondition | None:
     return judge_saving(
         current=make_current(range(len(workers))),
         workers=workers,
@@ -68,7 +70,7 @@ def judge(*workers: Worker, checkpoint: dict[str, Any] | None = SAVED, succeeded
         pytest.param([member(0, HANGS, waits_s=WAITS_S)], SAVED, ("False", "NotSaved"), id="a reason before a wait"),
     ],
 )
-def test_what_is_said(workers: list[Worker], checkpoint: dict[str, Any] | None, want: tuple[str, str] | None) -> None:
+def test_what_is_said(workers: list[Worker], checkpoint: CheckpointStatus | None, want: tuple[str, str] | None) -> None:
     saving = judge(*workers, checkpoint=checkpoint)
     assert (saving and (saving.status, saving.reason)) == want
 
@@ -103,7 +105,9 @@ def test_end_without_the_last_checkpoint_says_that_it_is_not_saved() -> None:
     ],
     ids=["no checkpoint", "a checkpoint", "a traceback"],
 )
-def test_failed_job_says_how_another_one_continues(message: str, checkpoint: dict[str, Any] | None, want: str) -> None:
+def test_failed_job_says_how_another_one_continues(
+    message: str, checkpoint: CheckpointStatus | None, want: str
+) -> None:
     said = with_way_on(Verdict("Any", message), checkpoint)
     assert said.reason == "Any"
     assert said.message.startswith(want)

@@ -12,7 +12,7 @@ from regroup_operator.model.plan import Clock, Crash, Failure
 from regroup_operator.model.worker import Current
 from regroup_operator.plan.failures.restarts import exit_words
 from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
-from tests.builders.plan import make_current
+from tests.builders.plan import make_current, make_status
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 LOST_PEER = Failure(NOW, "0", 1, "RuntimeError: Connection closed by peer", pod="d-worker-0-0", generation=1)
@@ -54,7 +54,7 @@ def test_size_at_which_the_script_trained(training: tuple[str, str] | None, anno
     status: dict[str, Any] = {}
     if training is not None:
         status["conditions"] = [{"type": "Training", "status": training[0], "lastTransitionTime": training[1]}]
-    assert steady_size(5, status, make_current(announced_at_s=announced_s), Clock(100.0, NOW)) == want
+    assert steady_size(5, make_status(status), make_current(announced_at_s=announced_s), Clock(100.0, NOW)) == want
 
 
 def hints(last: Failure, current: Current, steady: int) -> str:

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api import JobStatus
 from regroup_operator.model.plan import Clock
 from regroup_operator.plan.report.seen import seen_at, seen_due_s
+from tests.builders.plan import make_status
 
 WALL = 1_800_000_000.0
 CLOCK = Clock(50.0, WALL)
 
 
-def stored(ago_s: float | None, **fields: Any) -> dict[str, Any]:
+def stored(ago_s: float | None, **fields: Any) -> JobStatus:
     at = {} if ago_s is None else {"observedAt": CLOCK.timestamp(ago_s)}
-    return {"phase": "Running", "membership": {"generation": 1}} | at | fields
+    return make_status({"phase": "Running", "membership": {"generation": 1}} | at | fields)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +34,9 @@ def stored(ago_s: float | None, **fields: Any) -> dict[str, Any]:
         pytest.param(stored(-3600.0), {}, False, False, id="the clock was set back"),
     ],
 )
-def test_seen_at(before: dict[str, Any], changed: dict[str, Any], ended: bool, written: bool) -> None:
-    got = seen_at({**before, **changed}, before, CLOCK, ended=ended, every_s=10.0)
-    assert got == (CLOCK.timestamp() if written else before["observedAt"])
+def test_seen_at(before: JobStatus, changed: dict[str, Any], ended: bool, written: bool) -> None:
+    got = seen_at(before.with_fields(**changed), before, CLOCK, ended=ended, every_s=10.0)
+    assert got == (CLOCK.timestamp() if written else before.observed_at)
 
 
 @pytest.mark.parametrize(

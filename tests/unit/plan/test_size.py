@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api.status import Growth
 from regroup_operator.model.plan import Clock, timestamp
 from regroup_operator.plan.facts.size import Size, decide_size
 from tests.builders.plan import make_job
@@ -14,27 +15,27 @@ WALL = 1_800_000_000.0
 CLOCK = Clock(1000.0, WALL)
 
 
-def size(replicas: int, known: dict[str, Any] | None, cooldown: int = 60, minimum: int = 1, **given: Any) -> Size:
+def size(replicas: int, known: Growth | None, cooldown: int = 60, minimum: int = 1, **given: Any) -> Size:
     policy = {"minReplicas": minimum, "maxReplicas": 9, "growthCooldownSeconds": cooldown}
     job = make_job().with_replicas(replicas).with_spec(elasticPolicy=policy).build()
     return decide_size(job, known, CLOCK, **{"runs": True} | given)
 
 
-def changed(replicas: int, ago_s: float) -> dict[str, Any]:
-    return {"replicas": replicas, "changedAt": timestamp(WALL - ago_s)}
+def changed(replicas: int, ago_s: float) -> Growth:
+    return Growth(replicas=replicas, changed_at=timestamp(WALL - ago_s))
 
 
 @pytest.mark.parametrize(
     ("replicas", "known", "want"),
     [
-        pytest.param(3, None, {"replicas": 3}, id="the first size"),
-        pytest.param(3, {"replicas": 3}, {"replicas": 3}, id="nothing has changed"),
-        pytest.param(5, {"replicas": 3}, changed(5, 0), id="the first growth comes at once"),
+        pytest.param(3, None, Growth(replicas=3), id="the first size"),
+        pytest.param(3, Growth(replicas=3), Growth(replicas=3), id="nothing has changed"),
+        pytest.param(5, Growth(replicas=3), changed(5, 0), id="the first growth comes at once"),
         pytest.param(5, changed(3, 60), changed(5, 0), id="the time is over"),
         pytest.param(2, changed(3, 1), changed(2, 0), id="it shrinks at once"),
     ],
 )
-def test_size_is_what_is_wanted(replicas: int, known: Any, want: dict[str, Any]) -> None:
+def test_size_is_what_is_wanted(replicas: int, known: Growth | None, want: Growth) -> None:
     assert size(replicas, known) == Size(replicas, want)
 
 
@@ -56,8 +57,8 @@ def test_clock_that_was_set_back_does_not_make_the_time_longer() -> None:
 
 
 @pytest.mark.parametrize("known", [None, changed(3, 1)])
-def test_job_that_does_not_run_has_nothing_to_interrupt(known: Any) -> None:
-    assert size(5, known, runs=False) == Size(5, {"replicas": 5})
+def test_job_that_does_not_run_has_nothing_to_interrupt(known: Growth | None) -> None:
+    assert size(5, known, runs=False) == Size(5, Growth(replicas=5))
 
 
 def test_without_the_field_there_is_no_record() -> None:

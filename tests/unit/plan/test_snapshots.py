@@ -56,8 +56,7 @@ def test_sentence_has_the_real_interval() -> None:
     assert got.message.endswith(f"status.memorySnapshot has its step. {LATE}")
 
 
-@pytest.mark.parametrize(
-    ("step", "want"), [(20, {"step": 20}), (None, None)], ids=["every worker has it", "some worker has none"]
-)
-def test_status_is_what_every_worker_has(step: int | None, want: dict[str, int] | None) -> None:
-    assert snapshot_status(Reported(1, 30, 100.0, Progress(30, snapshot_step=step), 100.0, None)) == want
+@pytest.mark.parametrize("step", [20, None], ids=["every worker has it", "some worker has none"])
+def test_status_is_what_every_worker_has(step: int | None) -> None:
+    got = snapshot_status(Reported(1, 30, 100.0, Progress(30, snapshot_step=step), 100.0, None))
+    assert (got and got.step) == step

@@ -65,7 +65,7 @@ def test_script_that_has_ended_without_the_checkpoint_has_not_succeeded(resumes:
     )
     job = make_job().with_replicas(2).with_spec(checkpoint=checkpoint)
     status = TRAINING | {"tier": "Script"}
-    assert plan(job.with_status(status), sessions=ended).status["phase"] == ("Failed" if resumes else "Succeeded")
+    assert plan(job.with_status(status), sessions=ended).written["phase"] == ("Failed" if resumes else "Succeeded")
 
 
 def test_job_is_looked_at_when_its_script_has_run_for_long_enough() -> None:
@@ -76,10 +76,10 @@ def test_job_is_looked_at_when_its_script_has_run_for_long_enough() -> None:
     job = job.with_status({**TRAINING, "tier": None, "membership": MEMBERSHIP})
     now_s = 10.0 + SCRIPT_AFTER_S
     early = plan(job, sessions=silent, clock=Clock(now_s, 1_800_000_000.0))
-    assert early.status["tier"] == "Script"
-    while early.status["phase"] != "Failed":
+    assert early.written["tier"] == "Script"
+    while early.written["phase"] != "Failed":
         assert early.due_s is not None
         assert now_s < early.due_s <= 10.0 + WAIT_S
         now_s = early.due_s
-        early = plan(job.with_status(early.status), sessions=silent, clock=Clock(now_s, 1_800_000_000.0))
+        early = plan(job.with_status(early.written), sessions=silent, clock=Clock(now_s, 1_800_000_000.0))
     assert now_s == 10.0 + WAIT_S

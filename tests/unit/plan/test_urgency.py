@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api import JobStatus
 from regroup_operator.model.plan import JobMemory, Urgency
 from regroup_operator.plan.report.urgency import SOON_S, STARTING_S, differing, urgency, write_due_s
+from tests.builders.plan import make_status
 
 WAITING = {"type": "Training", "status": "False", "reason": "WaitingForMore", "message": "2 workers ready."}
 PODS = {"type": "PodsReady", "status": "True", "reason": "AllRunning", "message": "3 of 3 worker pods run."}
@@ -19,7 +21,7 @@ STORED: dict[str, Any] = {
     "conditions": [WAITING],
     "incidents": [{"generation": 1, "cause": "ProcessExited", "decision": "2 go on", "detectMs": 20}],
     "progress": {"step": 7},
-    "summary": {"state": "Running", "ready": "2/3", "step": "7"},
+    "summary": {"state": "Running", "ready": "2/3", "progress": "7%"},
     "lineage": [{"generation": 1, "startStep": 0}],
     "restarts": {"total": 1, "exits": {"newest": {"0/ab12": 1}}},
 }
@@ -30,7 +32,7 @@ STORED: dict[str, Any] = {
     [
         pytest.param({}, Urgency.LATER, id="nothing"),
         pytest.param({"progress": {"step": 8}}, Urgency.LATER, id="progress"),
-        pytest.param({"summary": {"state": "Running", "ready": "2/3", "step": "8"}}, Urgency.LATER, id="its column"),
+        pytest.param({"summary": {"state": "Running", "ready": "2/3", "progress": "8%"}}, Urgency.LATER, id="its column"),
         pytest.param({"replicas": 3}, Urgency.LATER, id="pods"),
         pytest.param({"readyReplicas": 3}, Urgency.SOON, id="ready workers"),
         pytest.param({"conditions": [WAITING | {"message": "3 workers ready."}]}, Urgency.SOON, id="words"),
@@ -49,7 +51,7 @@ STORED: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_urgency(changed: dict[str, Any], want: Urgency) -> None:
-    assert urgency(STORED | changed, STORED) == want
+    assert urgency(make_status(STORED | changed), make_status(STORED)) == want
 
 
 STARTS: dict[str, Any] = {
@@ -93,11 +95,11 @@ AGAIN: dict[str, Any] = {"lineage": [{"generation": 1, "startStep": 0}], "member
 )  # fmt: skip
 def test_urgency_of_a_job_that_starts(stored: dict[str, Any], changed: dict[str, Any], want: Urgency) -> None:
     stored = STARTS | stored
-    assert urgency(stored | changed, stored) == want
+    assert urgency(make_status(stored | changed), make_status(stored)) == want
 
 
 def test_first_status_is_written_at_once() -> None:
-    assert urgency(STARTS, {}) == Urgency.NOW
+    assert urgency(make_status(STARTS), JobStatus()) == Urgency.NOW
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from regroup_operator.api import Job
+from regroup_operator.api import Job, JobStatus
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Verdict, seconds_of
 from regroup_operator.model.records import Pod
@@ -61,10 +61,10 @@ def with_deadlines(add_s: int) -> Callable[..., Any]:
     return late
 
 
-def as_written(status: Mapping[str, Any]) -> float | None:
+def as_written(status: JobStatus) -> float | None:
     """Return when the job was resumed, as an operator believes that does not know what it is about to write."""
-    said: Mapping[str, Any] = next((c for c in status.get("conditions", ()) if c["type"] == "Suspended"), {})
-    return seconds_of(said["lastTransitionTime"]) if said.get("reason") == "Resumed" else None
+    said = status.condition("Suspended")
+    return seconds_of(said.last_transition_time) if said is not None and said.reason == "Resumed" else None
 
 
 def any_failed(_: object, of_roles: tuple[Any, ...]) -> Verdict | None:
@@ -117,7 +117,7 @@ def test_end_that_the_policy_asks_for_is_right(setting: Setting, fault: Fault, e
 
 DEADLINES_LATE = changed(lifecycle, "overdue", with_deadlines(60))
 DEADLINES_EARLY = changed(lifecycle, "overdue", with_deadlines(-10))
-FORGETS = changed(lifecycle, "has_begun", lambda status: bool((status.get("membership") or {}).get("adopted")))
+FORGETS = changed(lifecycle, "has_begun", lambda status: status.membership is not None and status.membership.adopted)
 LATE_RESUMPTION = changed(run_policy, "resumed_at", lambda status, _: as_written(status))
 NO_RULE = changed(on_exit, "first_match", lambda *_: None)
 FIRST_RULE = changed(on_exit, "first_match", lambda *_: 0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from regroup.protocol.document import CheckpointRef, Document, LineageEntry, OlderGeneration
+from regroup.protocol.document import PLANNED, CheckpointRef, Document, LineageEntry, OlderGeneration
 from regroup.protocol.state import Group, Phase
+from regroup_operator.api import status as written
 from regroup_operator.api.members import MemberId, format_members, gone_name, parse_members
+from regroup_operator.api.status import JobStatus, Membership
 from regroup_operator.model.plan import Issued
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Announce, Current
@@ -19,80 +20,79 @@ imports take on a busy node: until then nobody says Running of a job in which no
 
 
 def read_current(
-    status: Mapping[str, Any], pods: Iterable[Pod], issued: Issued, term_started_s: float, per_group: int = 1
+    status: JobStatus, pods: Iterable[Pod], issued: Issued, term_started_s: float, per_group: int = 1
 ) -> Current | None:
     """Return the newest generation, None before the first. `issued` knows more of it if this operator issued it; `per_group`
     workers are a group, which does not change once there is a generation."""
-    membership = status.get("membership")
+    membership = status.membership
     if membership is None:
         return None
     uids = {pod.id: pod.uid for pod in pods}
     document, announced_at_s = issued.document, issued.announced_at_s
-    known = document is not None and document.uid == membership["uid"]
+    known = document is not None and document.uid == membership.uid
     older = tuple(
         OlderGeneration(
-            o["generation"],
-            o["uid"],
+            o.generation,
+            o.uid,
             tuple(uids.get(m, gone_name(m)) for m in members),
             positions_of(members, per_group),
         )
-        for o, members in ((o, parse_members(o["members"])) for o in membership.get("older", ()))
+        for o, members in ((o, parse_members(o.members)) for o in membership.older)
     )
     return Current(
-        number=membership["generation"],
-        uid=membership["uid"],
-        kind=membership["kind"],
-        members=parse_members(membership["members"]),
-        adopted=membership.get("adopted", False),
+        number=membership.generation,
+        uid=membership.uid,
+        kind=membership.kind,
+        members=parse_members(membership.members),
+        adopted=membership.adopted,
         announced_at_s=announced_at_s if known and announced_at_s is not None else term_started_s,
         older=older,
-        lineage=tuple(LineageEntry(e["generation"], e["startStep"]) for e in status.get("lineage", ())),
+        lineage=tuple(LineageEntry(e.generation, e.start_step) for e in status.lineage),
         has_document=known,
-        attempts=0 if membership.get("adopted") else max(1, issued.attempts),
+        attempts=0 if membership.adopted else max(1, issued.attempts),
         launches=known and issued.launches,
         incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
-        suspended=bool(membership.get("suspended")),
+        suspended=bool(membership.suspended),
     )
 
 
-def membership_status(document: Document, decision: Announce, previous: Mapping[str, Any] | None) -> dict[str, Any]:
+def membership_status(document: Document, decision: Announce, previous: Membership | None) -> Membership:
     """Return status.membership for a generation that is about to be written."""
-    older: list[Mapping[str, Any]] = []
+    older: list[written.OlderGeneration] = []
+    resumed_in = None
     if previous is not None:
-        this = {key: previous[key] for key in ("generation", "uid", "members")}
+        this = written.OlderGeneration(generation=previous.generation, uid=previous.uid, members=previous.members)
         carried = {generation.uid for generation in document.older}
-        older = [o for o in (this, *previous.get("older", ())) if o["uid"] in carried]
+        older = [o for o in (this, *previous.older) if o.uid in carried]
+        resumed_in = document.number if previous.suspended else previous.resumed_in
     host = next(m.slot for m in document.members if m.pod_uid == document.store.pod_uid)
-    before = previous or {}
-    resumed = {"resumedIn": document.number if before.get("suspended") else before.get("resumedIn")}
-    return {
-        **{key: number for key, number in resumed.items() if number is not None},
-        "generation": document.number,
-        "uid": document.uid,
-        "kind": document.kind,
-        "digest": document.digest(),
-        "adopted": False,
-        "worldSize": document.world_size,
-        "members": format_members((w.id for w in decision.members), in_order=True),
-        "store": {"host": document.store.host, "port": document.store.port, "slot": host},
-        "older": older,
-        "lost": list(document.lost),
-    }
+    return Membership(
+        generation=document.number,
+        uid=document.uid,
+        kind="planned" if document.kind == PLANNED else "forced",
+        digest=document.digest(),
+        world_size=document.world_size,
+        members=format_members((w.id for w in decision.members), in_order=True),
+        store=written.Store(host=document.store.host, port=document.store.port, slot=host),
+        resumed_in=resumed_in,
+        older=older,
+        lost=list(document.lost),
+    )
 
 
-def named_members(status: Mapping[str, Any]) -> list[MemberId]:
+def named_members(status: JobStatus) -> list[MemberId]:
     """Return all members that the status names: their attempt numbers are not used again."""
-    membership = status.get("membership")
+    membership = status.membership
     if membership is None:
         return []
-    texts = [membership["members"], *(o["members"] for o in membership.get("older", ()))]
+    texts = [membership.members, *(o.members for o in membership.older)]
     return [member for text in texts for member in parse_members(text)]
 
 
-def named_checkpoint(status: Mapping[str, Any]) -> CheckpointRef | None:
+def named_checkpoint(status: JobStatus) -> CheckpointRef | None:
     """Return the durable checkpoint that the status names."""
-    named = status.get("checkpoint")
-    return CheckpointRef(named["generation"], named["step"], named["directory"]) if named else None
+    named = status.checkpoint
+    return CheckpointRef(named.generation, named.step, named.directory) if named is not None else None
 
 
 def outdated(pods: Iterable[Pod], spec_digest: str) -> list[str]:
@@ -113,25 +113,25 @@ def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
     return frozenset(slot for slot, pod in newest.items() if pod.spec_digest not in ("", digest))
 
 
-def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: float) -> str | None:
+def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float) -> str | None:
     """Return the tier of the script, or None while it is open.
 
     The tier is Session once a process has said that it uses the library. It is Script when all members run without it: they have
     passed init_process_group, have ended, or have run for SCRIPT_AFTER_S.
     """
-    tier: str | None = status.get("tier")
+    tier: str | None = status.tier
     if tier == "Session" or any(s.condition.session for s in sessions):
         return "Session"
-    membership = status.get("membership")
+    membership = status.membership
     if tier is not None or membership is None:
         return tier
     due = [
         script_at_s(s, SCRIPT_AFTER_S)
         for s in sessions
-        if s.connected and s.condition.generation == membership["generation"]
+        if s.connected and s.condition.generation == membership.generation
     ]
     known = [at_s for at_s in due if at_s is not None]
-    everybody = bool(known) and len(known) >= len(parse_members(membership["members"]))
+    everybody = bool(known) and len(known) >= len(parse_members(membership.members))
     return "Script" if everybody and now_s >= max(known) else None
 
 

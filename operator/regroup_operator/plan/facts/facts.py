@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
-from typing import Any
 
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.status import EndTakenBack, JobStatus, Membership
 from regroup_operator.model.plan import Clock, JobMemory, ProgressDue, Verdict, earliest
 from regroup_operator.model.records import Observation, Pod, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, outdated, read_current
-from regroup_operator.plan.facts.finished import Finished, TakenBack, read_finished, read_taken_back, says_done
+from regroup_operator.plan.facts.finished import Finished, read_finished, read_taken_back, says_done
 from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import Peers, with_peers
@@ -53,11 +53,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Facts:
-    """`status`: as it is stored. `changed`: its fields that these facts change; None: it is removed."""
+    """The job as it stands now, before anything is decided."""
 
     inputs: Inputs
-    status: Mapping[str, Any]
-    changed: Mapping[str, Any]
     peers: Peers
     losses: Mapping[str, float]
     """Maps each lost member of the newest generation to the time since which it is lost (monotonic)."""
@@ -84,10 +82,20 @@ class Facts:
         return self.inputs.memory
 
     @property
+    def status(self) -> JobStatus:
+        """The status as it is stored."""
+        return self.inputs.job.status
+
+    @property
+    def updated(self) -> JobStatus:
+        """The status with what these facts change."""
+        return self.adoption.status
+
+    @property
     def awaited(self) -> dict[str, int]:
         """Maps each role that is required for completion to the number of its pods that have not succeeded."""
         job, roles = self.inputs.job, self.inputs.obs.roles
-        return awaited(job, succeeded(job, roles, self.status.get("roles", ())))
+        return awaited(job, succeeded(job, roles))
 
     @property
     def slots(self) -> int:
@@ -95,7 +103,7 @@ class Facts:
         return self.size.replicas + self.inputs.job.spec.recovery.spares
 
     @property
-    def taken_back(self) -> TakenBack | None:
+    def taken_back(self) -> EndTakenBack | None:
         """The end that is taken back if no member is at its end now, or was taken back before; None: there is none."""
         return read_taken_back(self.status, self.current, self.start_step)
 
@@ -134,11 +142,6 @@ class Facts:
         return self.tier != "Script" and self.per_group == 1
 
     @property
-    def updated(self) -> dict[str, Any]:
-        """The status with these changes."""
-        return {**self.status, **self.changed}
-
-    @property
     def current(self) -> Current | None:
         """The newest generation."""
         return self.adoption.current
@@ -154,9 +157,9 @@ class Facts:
         return members_of(self.workers)
 
     @property
-    def membership(self) -> Mapping[str, Any] | None:
+    def membership(self) -> Membership | None:
         """status.membership as of now."""
-        return self.updated.get("membership")
+        return self.updated.membership
 
     @property
     def returned(self) -> frozenset[MemberId]:
@@ -169,7 +172,7 @@ class Facts:
     @property
     def start_step(self) -> int | None:
         """The step that the newest generation continued from, once that is known."""
-        return (self.membership or {}).get("startStep")
+        return None if self.membership is None else self.membership.start_step
 
     @property
     def newest_step(self) -> int | None:
@@ -232,25 +235,21 @@ class Facts:
 def gather_facts(inputs: Inputs) -> Facts:
     """Return the facts. Before the first generation the pods of an earlier spec are released, and what kind of script they had is
     forgotten."""
-    job, clock, stored = inputs.job, inputs.clock, inputs.job.status.to_dict()
+    job, clock, status = inputs.job, inputs.clock, inputs.job.status
     memory, per_group = inputs.memory, job.spec.workers_per_group
     sessions, peers = with_peers(inputs.obs.sessions, memory.issued.document, memory.of_workers(lambda w: w.peer))
     inputs = replace(inputs, obs=replace(inputs.obs, sessions=sessions))
     obs = inputs.obs
-    current = read_current(stored, obs.pods, memory.issued, obs.term_started_s, per_group)
-    released, earlier = frozenset(stored.get("released", ())), tuple[str, ...]()
-    changed: dict[str, Any] = {}
+    current = read_current(status, obs.pods, memory.issued, obs.term_started_s, per_group)
+    released, earlier = frozenset(status.released), tuple[str, ...]()
     if current is None:
         earlier = tuple(uid for uid in outdated(obs.pods, worker_digest(job)) if uid not in released)
         if earlier:
             released |= set(earlier)
-            changed["tier"] = None
-    known = {**stored, **changed}
-    tier = decide_tier(known, [s for uid, s in sessions.items() if uid not in released], clock.now_s)
-    if tier is not None:
-        changed["tier"] = tier
+            status = status.with_fields(tier=None)
+    tier = decide_tier(status, [s for uid, s in sessions.items() if uid not in released], clock.now_s)
     processes = processes_per_worker(job)
-    finished = read_finished(stored)
+    finished = read_finished(status)
     ids = frozenset(current.members) if current else frozenset()
     silences = see_silences(obs.pods, sessions, (pod for pod in obs.pods if pod.id in ids))
     view = GroupView(
@@ -268,19 +267,14 @@ def gather_facts(inputs: Inputs) -> Facts:
     )
     workers = assess(view)
     newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
-    losses = see_losses(
-        memory.losses, members_of(workers), current, newest, stored.get("progress"), obs.term_started_s, clock
-    )
-    size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
-    if size.growth is not None or "growth" in stored:
-        changed["growth"] = size.growth
+    losses = see_losses(memory.losses, members_of(workers), current, newest, status.progress, obs.term_started_s, clock)
+    size = decide_size(job, status.growth, clock, runs=current is not None and not current.suspended)
+    status = status.with_fields(tier=tier, growth=size.growth)
     checkpoint = job.spec.checkpoint
     resume_path = None if checkpoint is None else checkpoint.resume_path
-    adoption = see_adoption(stored, current, members_of(workers), sessions.values(), resume_path)
+    adoption = see_adoption(status, current, members_of(workers), sessions.values(), resume_path)
     return Facts(
         inputs=inputs,
-        status=stored,
-        changed={**changed, **adoption.status},
         peers=peers,
         losses=losses,
         tier=tier,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from regroup.protocol.state import Phase
+from regroup_operator.api import status as written
 from regroup_operator.api.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Current, Worker
 
@@ -29,43 +28,30 @@ class Finished:
         """The members whose script has not returned 0 yet."""
         return tuple(member for member in self.members if member not in self.done)
 
-    def to_status(self) -> dict[str, Any]:
+    def to_status(self) -> written.Finished:
         """Return status.finished."""
-        return {
-            "generation": self.generation,
-            "workers": len(self.members),
-            "step": self.step,
-            "members": format_members(self.members, in_order=True),
-            "done": format_members(self.done),
-            "at": self.at,
-        }
+        return written.Finished(
+            generation=self.generation,
+            workers=len(self.members),
+            step=self.step,
+            members=format_members(self.members, in_order=True),
+            done=format_members(self.done),
+            at=self.at,
+        )
 
 
-def read_finished(status: Mapping[str, Any]) -> Finished | None:
+def read_finished(status: written.JobStatus) -> Finished | None:
     """Return what the status says, None: nothing."""
-    known = status.get("finished")
+    known = status.finished
     if known is None:
         return None
-    members = parse_members(known["members"])
-    done = frozenset(parse_members(known.get("done", "")))
-    return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
+    done = frozenset(parse_members(known.done))
+    return Finished(known.generation, parse_members(known.members), known.step, done, known.at)
 
 
-@dataclass(frozen=True)
-class TakenBack:
-    """An end that was taken back: in `generation` all steps, `step` of them, were committed at `at` (RFC 3339). From then
-    spec.runPolicy.finishSeconds counts, until steps are trained again."""
-
-    generation: int
-    step: int
-    at: str
-
-    def to_status(self) -> dict[str, Any]:
-        """Return status.endTakenBack."""
-        return {"generation": self.generation, "step": self.step, "at": self.at}
-
-
-def read_taken_back(status: Mapping[str, Any], current: Current | None, start_step: int | None) -> TakenBack | None:
+def read_taken_back(
+    status: written.JobStatus, current: Current | None, start_step: int | None
+) -> written.EndTakenBack | None:
     """Return the end that counts for the deadline if no member is at its end now; None: there is none.
 
     It is the end that the status has, which is then taken back, or one that was taken back before. `start_step` is the step from
@@ -73,12 +59,11 @@ def read_taken_back(status: Mapping[str, Any], current: Current | None, start_st
 
     A script without the library tells of no steps. Each newer generation runs it from its beginning.
     """
-    stored, known = read_finished(status), status.get("endTakenBack")
+    stored, before = status.finished, status.end_taken_back
     if stored is not None:
-        return TakenBack(stored.generation, stored.step, stored.at)
-    if known is None or current is None:
+        return written.EndTakenBack(generation=stored.generation, step=stored.step, at=stored.at)
+    if before is None or current is None:
         return None
-    before = TakenBack(known["generation"], known.get("step", 0), known["at"])
     trains = current.number > before.generation and (
         before.step == 0 or (start_step is not None and start_step < before.step)
     )

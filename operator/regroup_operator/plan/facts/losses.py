@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
+from regroup_operator.api.status import Progress
 from regroup_operator.model.plan import Clock, seconds_of
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
 from regroup_operator.plan.facts.stalls import Reported
@@ -23,7 +23,7 @@ def see_losses(
     members: Iterable[Worker],
     current: Current | None,
     newest: Reported | None,
-    progress: Mapping[str, Any] | None,
+    progress: Progress | None,
     term_started_s: float,
     clock: Clock,
 ) -> dict[str, float]:
@@ -34,7 +34,7 @@ def see_losses(
         return {}
     stood_s = clock.now_s
     if current.adopted and (newest is None or newest.at_s < term_started_s):
-        said = (progress or {}).get("at")
+        said = None if progress is None else progress.at
         told_s = None if said is None else clock.at_s(seconds_of(said))
         stood_s = max(
             (at_s for at_s in (told_s, None if newest is None else newest.at_s) if at_s is not None),

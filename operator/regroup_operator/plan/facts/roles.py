@@ -6,20 +6,19 @@ docs/design/adr/0053-roles.md, docs/design/adr/0058-roles-that-the-job-waits-for
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from regroup_operator.api import Job
 from regroup_operator.model.records import Pod
 
 
-def succeeded(job: Job, pods: Iterable[Pod], known: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
-    """Return by role the indices whose pods have succeeded. `known`: status.roles as stored.
+def succeeded(job: Job, pods: Iterable[Pod]) -> dict[str, frozenset[int]]:
+    """Return by role the indices whose pods have succeeded, by the status and by `pods`.
 
     A pod that is being deleted has not: a program that ends well on SIGTERM did not do all of its work. Before the job has started
     its templates can change, so that what earlier pods did is not remembered.
     """
-    has_started = job.status.start_time is not None
-    before = {one["name"]: one.get("succeeded", ()) for one in known} if has_started else {}
+    known = job.status.roles if job.status.start_time is not None else None
+    before = {one.name: one.succeeded or () for one in known or ()}
     now: dict[str, set[int]] = {role.name: set(before.get(role.name, ())) for role in job.spec.roles}
     for pod in pods:
         if pod.role in now and pod.phase == "Succeeded" and not pod.terminating:

@@ -8,11 +8,10 @@ already. docs/design/adr/0055-size-of-an-elastic-job.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from regroup_operator.api import Job
+from regroup_operator.api.status import Growth
 from regroup_operator.model.plan import Clock, seconds_of, timestamp
 
 
@@ -22,22 +21,22 @@ class Size:
     are not. `due_s`: when the job grows."""
 
     replicas: int
-    growth: dict[str, Any] | None = None
+    growth: Growth | None = None
     words: str = ""
     due_s: float | None = None
 
 
-def decide_size(job: Job, known: Mapping[str, Any] | None, clock: Clock, *, runs: bool) -> Size:
+def decide_size(job: Job, known: Growth | None, clock: Clock, *, runs: bool) -> Size:
     """Return the size. `known`: status.growth as stored; `runs`: the job has a generation and is not suspended. Before that it has
     nothing to interrupt, and each size is its first."""
     wanted, policy = job.spec.replicas, job.spec.elastic_policy
     if policy is None or not policy.growth_cooldown_seconds:
         return Size(wanted)
     if known is None or not runs:
-        return Size(wanted, {"replicas": wanted})
-    before, changed_at = known["replicas"], known.get("changedAt")
+        return Size(wanted, Growth(replicas=wanted))
+    before, changed_at = known.replicas, known.changed_at
     if wanted == before:
-        return Size(wanted, dict(known))
+        return Size(wanted, known)
     # A clock that was set back does not stop the job from growing for longer than the time itself.
     left_s = 0.0
     if changed_at is not None:
@@ -46,8 +45,8 @@ def decide_size(job: Job, known: Mapping[str, Any] | None, clock: Clock, *, runs
         )
     now = max(before, policy.min_replicas)
     if wanted <= now or left_s <= 0:
-        return Size(wanted, {"replicas": wanted, "changedAt": clock.timestamp()})
+        return Size(wanted, Growth(replicas=wanted, changed_at=clock.timestamp()))
     at = timestamp(round(clock.wall + left_s))
-    growth = dict(known) if now == before else {"replicas": now, "changedAt": clock.timestamp()}
+    growth = known if now == before else Growth(replicas=now, changed_at=clock.timestamp())
     words = f"the job grows from {now} to {wanted} workers at {at} (spec.elasticPolicy.growthCooldownSeconds)"
     return Size(now, growth, words, clock.now_s + left_s)

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.members import MemberId
-from regroup_operator.api.status import POD_CAUSES
+from regroup_operator.api.status import POD_CAUSES, SeenExits
 from regroup_operator.model.plan import Clock, Counted, Failure, JobMemory, ScriptMemory
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
@@ -38,6 +37,7 @@ BY_KUBELET = "TerminationByKubelet"
 NODE_SHUTDOWN = ("Terminated", "NodeShutdown", "Shutdown")
 """Pod.status_reason of a pod whose node is shut down, by the release of its kubelet."""
 NO_ROWS: Mapping[int, PodRow] = MappingProxyType({})
+NO_EXITS = SeenExits()
 MAX_LEFT = 32
 """Number of generations that are remembered because they lost a pod. It is more than the rounds of a crash, since exits of peers
 may be reported late."""
@@ -68,25 +68,9 @@ class FailedNodes:
     """The node on which its pods failed twice in a row, and when they last did (monotonic)."""
 
 
-@dataclass(frozen=True)
-class SeenExits:
-    """Exits of processes that status.restarts names."""
-
-    newest: Mapping[str, int] = field(default_factory=dict)
-    """Maps a pod (`exit_key`) to the number of its newest exit."""
-    generation: int = 0
-    """Tier Script: the newest generation of which an exit has been counted."""
-
-
-def read_exits(restarts: Mapping[str, Any] | None) -> SeenExits:
-    """Return what status.restarts says of exits."""
-    said = (restarts or {}).get("exits") or {}
-    return SeenExits(said.get("newest") or {}, said.get("generation") or 0)
-
-
 def exits_status(
     known: SeenExits, obs: Observation, script_failed: int, tier: str | None, *, counted: bool
-) -> dict[str, Any] | None:
+) -> SeenExits | None:
     """Return status.restarts.exits, None where it stays as it was: no exit is new, and nothing else is `counted`. Pods that are
     gone are left out when something is written."""
     newest = {}
@@ -101,10 +85,7 @@ def exits_status(
             newest[key] = number
     if not counted and all(known.newest.get(key, 0) >= number for key, number in newest.items()):
         return None
-    said: dict[str, Any] = {"newest": newest}
-    if tier == "Script":
-        said["generation"] = script_failed
-    return said
+    return SeenExits(newest=newest, generation=script_failed if tier == "Script" else None)
 
 
 def exit_key(pod: Pod) -> str:
@@ -122,7 +103,7 @@ def see_failures(
     current: Current | None = None,
     ends: Mapping[str, int] | None = None,
     released: Collection[str] = (),
-    known_exits: SeenExits = SeenExits(),
+    known_exits: SeenExits = NO_EXITS,
 ) -> Seen:
     """Return the new failures, and what has been counted by now.
 
@@ -155,7 +136,7 @@ def see_failures(
         for pod in obs.pods
         if look.is_newly_disrupted(pod)
     )
-    script = replace(memory.script, failed=max(memory.script.failed, known_exits.generation))
+    script = replace(memory.script, failed=max(memory.script.failed, known_exits.generation or 0))
     counted, script = _counted([e for e in exited if e.reason != CANNOT_RUN], script, obs, tier, current)
     return Seen(
         failures=(*new, *counted),

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.spec import ExitRule
+from regroup_operator.api.status import JudgedExits, Restarts, SeenExits
 from regroup_operator.model.plan import Crash, Failure, IgnoredRow, PodEnds, ScriptMemory, Verdict, earliest
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.failures.exits import (
+    NO_EXITS,
     Seen,
-    SeenExits,
     excused_generations,
     exits_status,
-    read_exits,
     see_failures,
 )
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
@@ -27,7 +26,6 @@ from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_co
 from regroup_operator.plan.failures.on_exit import (
     EXIT_RULE,
     QUIET_S,
-    JudgedExits,
     Rulings,
     blocked_pod,
     blocked_sentence,
@@ -36,17 +34,16 @@ from regroup_operator.plan.failures.on_exit import (
     judged_status,
     note_disrupted_pods,
     note_ignored,
-    read_judged,
     rule_words,
 )
 from regroup_operator.plan.failures.pod_ends import LEAST_WINDOW_S, note_pod_ends, pod_ends_failure, without_slots
 from regroup_operator.plan.failures.restarts import (
+    Recent,
     RestartBudget,
     exit_words,
     judge_restarts,
     log_words,
     read_recent,
-    recent_status,
     restart_cause,
 )
 from regroup_operator.plan.failures.roles import role_verdict
@@ -77,8 +74,8 @@ class Failures:
     hang: Hang
     processes: Mapping[str, int] = field(default_factory=dict)
     """Number of processes and containers that have ended since the last plan and count, by cause (restart_cause)."""
-    recent: Mapping[str, Any] | None = None
-    """The fields of status.restarts for those that count against maxRestarts; None: as they were."""
+    recent: Recent | None = None
+    """The failures that count against maxRestarts; None: as they were."""
     crash: str = ""
     """The sentence on a crash that repeats; empty: none does."""
     num_without_commit: int = 0
@@ -91,9 +88,9 @@ class Failures:
     """The processes and containers that have ended since the last plan, whether they count or not."""
     num_ignored: int = 0
     """Failures since the last plan that a rule ignores."""
-    judged: dict[str, Any] | None = None
+    judged: JudgedExits | None = None
     """status.restarts.judged; None: the status has none."""
-    exits: dict[str, Any] | None = None
+    exits: SeenExits | None = None
     """status.restarts.exits; None: as it was."""
     ignored: str = ""
     """The sentence on failures that are ignored again and again; empty: there are none."""
@@ -111,11 +108,11 @@ class Failures:
 def judge_failures(facts: Facts) -> Failures:
     """Count what has failed since the last plan, and judge whether it was too much."""
     inputs, obs, rules = facts.inputs, facts.inputs.obs, facts.inputs.job.spec.recovery.on_exit
-    was_judged, ends = read_judged(facts.status.get("restarts"))
-    known_exits = read_exits(facts.status.get("restarts"))
-    seen = _see(facts, known_exits, ends if rules else None)
+    known = facts.status.restarts or Restarts()
+    was_judged, known_exits = known.judged, known.exits or NO_EXITS
+    seen = _see(facts, known_exits, was_judged.ends if rules and was_judged is not None else None)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
-    rulings = _rule(facts, was_judged, ended)
+    rulings = _rule(facts, was_judged or JudgedExits(), ended)
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     rows = _rows(facts, seen, rulings, processes)
     crash, ignored = rows.crash, rows.ignored
@@ -143,7 +140,7 @@ def judge_failures(facts: Facts) -> Failures:
         workers,
         hang,
         Counter(map(restart_cause, processes)),
-        None if restarts is None else recent_status(restarts.recent),
+        None if restarts is None else restarts.recent,
         words,
         num_without_commit,
         verdict,
@@ -293,7 +290,7 @@ def _restarts(facts: Facts, counted: Sequence[Failure]) -> RestartBudget:
     """Judge whether the failures that count are too many."""
     recovery = facts.inputs.job.spec.recovery
     return judge_restarts(
-        recent=read_recent(facts.status.get("restarts") or {}),
+        recent=read_recent(facts.status.restarts or Restarts()),
         new=counted,
         max_restarts=recovery.max_restarts,
         window_s=recovery.window_seconds,

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from regroup.protocol.text import shorten
 from regroup.protocol.wire import REPORT_EVERY_S, ProcessStack
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.allowances import allowances
@@ -207,7 +207,7 @@ def bound(sessions: Iterable[Session], hang_seconds: float | None, settings: Set
     return max(settings.hang_s, STEPS * step_s, GAPS * longest_s)
 
 
-def hangs_in_a_row(status: Mapping[str, Any], newest_step: int | None) -> int:
+def hangs_in_a_row(status: JobStatus, newest_step: int | None) -> int:
     """Return how many hangs there were since the last committed step, as the incidents of the status tell.
 
     `newest_step` is the newest that the newest generation has reported; None: nothing yet.
@@ -215,7 +215,7 @@ def hangs_in_a_row(status: Mapping[str, Any], newest_step: int | None) -> int:
     first = first_without_commit(status, newest_step)
     if first is None:
         return 0
-    return sum(i.get("cause") == HUNG and i["generation"] >= first for i in status.get("incidents", ()))
+    return sum(i.cause == HUNG and i.generation >= first for i in status.incidents)
 
 
 def stack_lines(current: Current, workers: Iterable[Worker], processes: int) -> list[str]:

@@ -7,10 +7,10 @@ generation that ends with a process, a pod or a node begins the count anew: thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from regroup.protocol.document import FORCED
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
 
 COLLECTIVE_FAILED = "CollectiveFailed"
@@ -24,21 +24,23 @@ NO_COMMIT = "NoStepCommitted"
 _ENDED = (Standing.LOST, Standing.DIED, Standing.HUNG)
 
 
-def first_without_commit(status: Mapping[str, Any], newest_step: int | None) -> int | None:
+def first_without_commit(status: JobStatus, newest_step: int | None) -> int | None:
     """Return the first of the generations in a row that began at the newest one's start step.
 
     None: a step was committed in the newest one, or no member has adopted it. Generations before a suspension do not count: people
     suspend a job to repair what stops it. `newest_step` is the newest step that the newest generation has reported (None: nothing
     yet).
     """
-    start = (status.get("membership") or {}).get("startStep")
-    if start is None or (newest_step is not None and newest_step > start):
+    membership = status.membership
+    if membership is None or membership.start_step is None:
         return None
-    first: int = status["membership"]["generation"]
-    for entry in reversed(status.get("lineage", ())):
-        if entry["startStep"] != start or entry["generation"] < (status["membership"].get("resumedIn") or 0):
+    if newest_step is not None and newest_step > membership.start_step:
+        return None
+    first = membership.generation
+    for entry in reversed(status.lineage):
+        if entry.start_step != membership.start_step or entry.generation < (membership.resumed_in or 0):
             break
-        first = entry["generation"]
+        first = entry.generation
     return first
 
 

@@ -15,11 +15,11 @@ generation had its first failure. Nor does it judge the end of a container twice
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from regroup.protocol.text import shorten
 from regroup_operator.api.spec import ExitRule
+from regroup_operator.api.status import JudgedExits
 from regroup_operator.model.plan import Failure, IgnoredRow
 from regroup_operator.model.pod_row import PodRow
 from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
@@ -42,16 +42,6 @@ MAX_FAILED = 64
 """So many workers that failed in one generation are written down. Of the others only a newer generation's failure is judged."""
 QUIET_S = 120.0
 """Ignored failures further apart are no row: what runs that long has not failed at its start."""
-
-
-@dataclass(frozen=True)
-class JudgedExits:
-    """The newest generation that had a failure; status.restarts.judged. `failed` maps workers to the incarnation of their
-    processes. It is 0 if the whole container has ended, and all processes are new."""
-
-    generation: int = 0
-    rule: str = ""
-    failed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,14 +95,14 @@ def _note(
     """Return whether the failure is no consequence of another one, and what is known after it."""
     if generation == 0 or generation < judged.generation:
         return generation == 0 or failure.alone, judged  # who is in no generation has no peers
-    words = "" if index is None else rule_words(rules, index)
+    words = None if index is None else rule_words(rules, index)
     if generation > judged.generation:
-        return True, JudgedExits(generation, words, {failure.worker: _mark(failure, None)})
+        return True, JudgedExits(generation=generation, rule=words, failed={failure.worker: _mark(failure, None)})
     before = judged.failed.get(failure.worker)
     own = failure.alone or before == 0 or (failure.container and before is not None)
     newest = {**judged.failed, failure.worker: _mark(failure, before)}
     kept = dict(list(newest.items())[-MAX_FAILED:])
-    return own, JudgedExits(generation, words if own and words else judged.rule, kept)
+    return own, JudgedExits(generation=generation, rule=words if own and words else judged.rule, failed=kept)
 
 
 def _mark(failure: Failure, before: int | None) -> int:
@@ -233,19 +223,6 @@ def _has_lasted(pod: Pod, now_s: float) -> bool:
     return pod.running_since_s is not None and now_s >= pod.running_since_s + QUIET_S
 
 
-def read_judged(restarts: Mapping[str, Any] | None) -> tuple[JudgedExits, Mapping[str, int] | None]:
-    """Return what status.restarts says was judged, and by pod how many ends of it; None: no operator has written that."""
-    said = (restarts or {}).get("judged")
-    if said is None:
-        return JudgedExits(), None
-    judged = JudgedExits(said.get("generation", 0), said.get("rule") or "", said.get("failed") or {})
-    return judged, said.get("ends") or {}
-
-
-def judged_status(rules: Sequence[ExitRule], judged: JudgedExits, pods: Iterable[Pod]) -> dict[str, Any] | None:
+def judged_status(rules: Sequence[ExitRule], judged: JudgedExits, pods: Iterable[Pod]) -> JudgedExits | None:
     """Return status.restarts.judged, None where there are no rules. All ends that the pods show have been judged by now."""
-    if not rules:
-        return None
-    ends = {pod.name: pod.num_ends for pod in pods if pod.num_ends}
-    said = {"generation": judged.generation, "failed": dict(judged.failed), "ends": ends}
-    return {**said, "rule": judged.rule} if judged.rule else said
+    return judged.with_fields(ends={pod.name: pod.num_ends for pod in pods if pod.num_ends}) if rules else None

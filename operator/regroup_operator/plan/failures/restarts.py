@@ -6,13 +6,13 @@ that failed. Deletions, drains and lost nodes do not. The (maxRestarts + 1)-th f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
-from typing import Any
 
 from regroup_operator.api.names import TRAINER_CONTAINER
+from regroup_operator.api.status import Restarts
 from regroup_operator.model.plan import Failure, Verdict, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
@@ -82,16 +82,16 @@ def _newest(recent: Recent, most: int) -> Recent:
     return tuple(reversed(kept))
 
 
-def read_recent(restarts: Mapping[str, Any]) -> Recent:
+def read_recent(restarts: Restarts) -> Recent:
     """Return the counted failures of status.restarts."""
-    times = [datetime.fromisoformat(at).timestamp() for at in restarts.get("recent", ())]
-    return tuple(zip(times, restarts.get("recentCounts") or [1] * len(times), strict=True))
+    times = [datetime.fromisoformat(at).timestamp() for at in restarts.recent]
+    return tuple(zip(times, restarts.recent_counts or [1] * len(times), strict=True))
 
 
-def recent_status(recent: Recent) -> dict[str, Any]:
-    """Return the fields of status.restarts for them; without `recentCounts` where each is one failure."""
-    times, counts = [timestamp(at) for at, _ in recent], [number for _, number in recent]
-    return {"recent": times} | ({"recentCounts": counts} if any(number > 1 for number in counts) else {})
+def with_recent(restarts: Restarts, recent: Recent) -> Restarts:
+    """Return status.restarts with these counted failures; without `recentCounts` where each is one failure."""
+    counts = [number for _, number in recent] if any(number > 1 for _, number in recent) else None
+    return restarts.with_fields(recent=[timestamp(at) for at, _ in recent], recent_counts=counts)
 
 
 def exit_words(failure: Failure) -> str:

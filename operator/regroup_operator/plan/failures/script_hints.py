@@ -6,12 +6,12 @@ a size that it refuses, or at a file that it was writing. Where one rank returns
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from regroup_operator.api.conditions import TRAINING
 from regroup_operator.api.members import MemberId, format_members
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import Clock, Crash, Failure, seconds_of
 from regroup_operator.model.worker import Current
 from regroup_operator.plan.failures.crashes import STEADY_S
@@ -39,13 +39,13 @@ def with_returned(
     return tuple(replace(f, returned=words) if f.generation == current.number else f for f in failures)
 
 
-def steady_size(known: int, status: Mapping[str, Any], current: Current | None, clock: Clock) -> int:
+def steady_size(known: int, status: JobStatus, current: Current | None, clock: Clock) -> int:
     """Return ScriptMemory.steady_size: the newest generation's workers once its script has run for STEADY_S, else as it was."""
-    said = next((c for c in status.get("conditions", ()) if c["type"] == TRAINING), None)
-    if current is None or not current.adopted or said is None or said["status"] != "True":
+    said = status.condition(TRAINING)
+    if current is None or not current.adopted or said is None or said.status != "True":
         return known
     # The condition may be the one of the generation before, where this one is planned.
-    since_s = max(clock.at_s(seconds_of(said["lastTransitionTime"])), current.announced_at_s)
+    since_s = max(clock.at_s(seconds_of(said.last_transition_time)), current.announced_at_s)
     return len(current.members) if clock.now_s >= since_s + STEADY_S else known
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.wire import DumpStacks, Kill, Restart
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import Issued, Setback, Spell, Tell, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.waits import UntilEvent
@@ -33,7 +33,6 @@ from regroup_operator.plan.failures.no_commit import count_after
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.generation.document import Header, build_document
 from regroup_operator.plan.generation.lateness import (
-    LONGEST_START,
     Attendance,
     longest_start,
     see_lateness,
@@ -63,17 +62,17 @@ class Kept:
 
 @dataclass(frozen=True)
 class NextGeneration:
-    """`decision` is None where the job is not active. `changed`: fields of the status."""
+    """`decision` is None where the job is not active. `status`: the status with the generation that is issued."""
 
     kept: Kept
     workers: tuple[Worker, ...]
     """As before, but those who are not waited for any more are marked."""
+    status: JobStatus
     abandoned: frozenset[str] = frozenset()
     """Their pod UIDs."""
     decision: Decision | None = None
     document: Document | None = None
     """The document of the generation that is issued."""
-    changed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[EventNote, ...] = ()
     tell: tuple[Tell, ...] = ()
     due_s: float | None = None
@@ -93,7 +92,7 @@ class NextGeneration:
 def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> NextGeneration:
     """Return what becomes of the newest generation."""
     if not isinstance(lifecycle, Active):
-        return NextGeneration(_kept(facts), failures.workers, due_s=failures.hang.due_s)
+        return NextGeneration(_kept(facts), failures.workers, facts.updated, due_s=failures.hang.due_s)
     late = _see_late(facts, failures)
     refusal, readers, have_all_tried = _refusal(facts, late)
     situation = Situation(
@@ -136,7 +135,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     sessions, now_s = inputs.obs.sessions.values(), inputs.clock.now_s
     setbacks = with_setbacks(kept.setbacks, workers, frozenset(), now_s)
     said_s = inputs.job.spec.recovery.hang_seconds
-    longest_start_s = longest_start(facts.status.get(LONGEST_START), sessions, inputs.settings)
+    longest_start_s = longest_start(facts.status.longest_start_seconds, sessions, inputs.settings)
     attendance = Attendance(
         workers=workers,
         current=facts.current,
@@ -157,7 +156,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
         kept=replace(kept, spells=lateness.spells or {}, setbacks=setbacks),
         workers=tuple(replace(w, abandoned=True) if w.uid in lateness.replace else w for w in workers),
         abandoned=lateness.replace,
-        changed={} if longest_start_s is None else {LONGEST_START: longest_start_s},
+        status=facts.updated.with_fields(longest_start_seconds=longest_start_s),
         notes=tuple(
             EventNote("Warning", "WorkerRestarted", f"Worker {worker.id} is restarted in place: {why}")
             for worker, _, why in restart
@@ -232,14 +231,14 @@ def _announce(
 ) -> NextGeneration:
     """Issue the generation, or wait a moment where no member offers a socket for the store."""
     inputs, current, kept, workers = facts.inputs, facts.current, late.kept, late.workers
-    now_s = inputs.clock.now_s
+    now_s, resumed = inputs.clock.now_s, facts.updated.resumed_from
     try:
         header = Header(
             job_uid=inputs.job.uid,
             uid=inputs.fresh_uid,
             processes=facts.processes,
             checkpoint=named_checkpoint(facts.status),
-            imported=(facts.updated.get("resumedFrom") or {}).get("digest"),
+            imported=None if resumed is None else resumed.digest,
             session_tier=facts.tier == "Session",
             per_group=facts.per_group,
             before=kept.issued.document,
@@ -248,9 +247,10 @@ def _announce(
     except ValueError:
         wait = Wait("NoStore", "No member offers a socket for the store yet.", now_s + STORE_RETRY_S)
         return replace(late, decision=wait)
-    changed = dict(late.changed)
-    changed["membership"] = membership_status(document, decision, facts.membership)
-    changed["startTime"] = facts.status.get("startTime", inputs.clock.timestamp())
+    status = late.status.with_fields(
+        membership=membership_status(document, decision, facts.membership),
+        start_time=facts.status.start_time or inputs.clock.timestamp(),
+    )
     is_usual = decision.kind == PLANNED or document.number == 1 or decision.cause == RESUMED
     kind = "Normal" if is_usual else "Warning"
     note = EventNote(kind, decision.reason, f"Generation {document.number}: {decision.message}")
@@ -269,4 +269,4 @@ def _announce(
         readers=frozenset() if have_all_tried else kept.readers,
         links=with_links(kept.links, current, workers),
     )
-    return replace(late, kept=kept, document=document, changed=changed, notes=(*late.notes, note))
+    return replace(late, kept=kept, document=document, status=status, notes=(*late.notes, note))

@@ -49,9 +49,6 @@ NOBODY_FACTOR = 10
 """Factor of the wait for a replacement if no agent of the job can be reached, or so many of all jobs (model/reach.py). The
 operator's own network is then the likelier cause, and new pods would not help."""
 
-LONGEST_START = "longestStartSeconds"
-"""Field of the status. Kept there because sessions are lost with their pods and with the operator."""
-
 
 @dataclass(frozen=True)
 class Lateness:
@@ -222,7 +219,8 @@ def see_lateness(attendance: Attendance) -> Lateness:
 
 def longest_start(known_s: int | None, sessions: Iterable[Session], settings: Settings) -> int | None:
     """Return the longest start of a worker so far in whole seconds, at least 1; None: none has been seen. It is kept for the life
-    of the job, so that one that was stopped for hours counts as `start_timeout_s`."""
+    of the job, in the status, because sessions are lost with their pods and with the operator. So one that was stopped for hours
+    counts as `start_timeout_s`."""
     seen = [known_s] if known_s is not None else []
     seen += [max(1, ceil(min(s.start_s, settings.start_timeout_s))) for s in sessions if s.start_s is not None]
     return max(seen, default=None)

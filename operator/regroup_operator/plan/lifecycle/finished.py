@@ -93,7 +93,7 @@ def _last_step_committed(facts: Facts, workers: Sequence[Worker]) -> Finished | 
 
     That may be the one before the newest: a planned one that nobody has entered came too late, and finished ranks ignore it."""
     current, members = facts.current, [w for w in workers if w.is_member]
-    if current is None or not members:
+    if current is None or facts.membership is None or not members:
         return None
     at = facts.inputs.clock.timestamp()
     if all(_has_committed(w, current.number) for w in members):
@@ -105,7 +105,7 @@ def _last_step_committed(facts: Facts, workers: Sequence[Worker]) -> Finished | 
     earlier = [w for w in workers if w.uid in uids]
     if len(earlier) < len(uids) or not all(_has_committed(w, before.number) for w in earlier):
         return None
-    spelled = next(o["members"] for o in (facts.membership or {})["older"] if o["uid"] == before.uid)
+    spelled = next(o.members for o in facts.membership.older if o.uid == before.uid)
     return Finished(before.number, parse_members(spelled), _step(earlier), at=at)
 
 

@@ -121,15 +121,13 @@ Lifecycle = Refused | Active | Finishing | Completing | Suspending | Suspended |
 
 def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     """Return what the job is in now. What ended it stays: others of its processes may fail a moment later."""
-    for condition in facts.status.get("conditions", ()):
-        if condition["type"] in (COMPLETE, FAILED) and condition["status"] == "True":
-            stored = facts.status
-            why = Verdict(
-                condition["reason"], condition["message"], stored.get("exitCode"), stored.get("failedPod") or ""
-            )
-            return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
+    stored = facts.status
+    for condition in stored.conditions:
+        if condition.type in (COMPLETE, FAILED) and condition.status == "True":
+            why = Verdict(condition.reason, condition.message, stored.exit_code, stored.failed_pod or "")
+            return _ended(facts, Ended(condition.type == COMPLETE, why, had_ended=True))
     # A script that has been told to stop does not run what follows its last step.
-    is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
+    is_told = any(c.type == SUSPENDED and c.reason == SUSPENDING for c in stored.conditions)
     finished = see_finished(facts, failures.workers)
     if facts.finished is None and (is_told or failures.unread is not None):
         finished = None
@@ -152,7 +150,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     if failure is not None:
         return _ended(facts, Ended(succeeded=False, why=failure))
     refusal = facts.inputs.refusal
-    is_refused = refusal is not None and facts.status.get("startTime") is None
+    is_refused = refusal is not None and stored.start_time is None
     verdict, due_s = _deadline(facts, failures, finished, refusal=refusal if is_refused else None)
     if verdict is not None:
         return _ended(facts, Ended(succeeded=False, why=verdict))
@@ -179,7 +177,7 @@ def finished_of(lifecycle: Lifecycle) -> Finished | None:
 
 def _ended(facts: Facts, ended: Ended) -> Ended:
     clock, policy = facts.inputs.clock, facts.inputs.job.spec.run_policy
-    completed = facts.status.get("completionTime") or clock.timestamp()
+    completed = facts.status.completion_time or clock.timestamp()
     return replace(ended, completed=completed, due_s=expiry_s(policy, completed, clock))
 
 

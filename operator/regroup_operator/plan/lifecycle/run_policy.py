@@ -6,12 +6,11 @@ operator. A clock that is set wrong by a minute moves a deadline by a minute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.spec import RunPolicy
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import Clock, Verdict, seconds_of
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -19,24 +18,23 @@ START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
 FINISH_DEADLINE_EXCEEDED = "FinishDeadlineExceeded"
 
 
-def resumed_at(status: Mapping[str, Any], now: float) -> float | None:
+def resumed_at(status: JobStatus, now: float) -> float | None:
     """Return when a job that is not to be suspended was resumed last, in seconds since the epoch; None: it never was suspended.
 
     It is resumed `now` where the status still says that it is suspended: the plan that is being made will say that it was resumed.
     """
-    said = next((c for c in status.get("conditions", ()) if c["type"] == SUSPENDED), None)
+    said = status.condition(SUSPENDED)
     if said is None:
         return None
-    return now if said["status"] == "True" else seconds_of(said["lastTransitionTime"])
+    return now if said.status == "True" else seconds_of(said.last_transition_time)
 
 
-def has_begun(status: Mapping[str, Any]) -> bool:
+def has_begun(status: JobStatus) -> bool:
     """Return whether the job has trained since it was created, or resumed last: a generation was adopted."""
-    membership = status.get("membership") or {}
-    if not membership or membership.get("suspended"):
+    membership = status.membership
+    if membership is None or membership.suspended:
         return False
-    first = membership.get("resumedIn", 0)
-    return bool(membership.get("adopted")) or any(e["generation"] >= first for e in status.get("lineage", ()))
+    return membership.adopted or any(e.generation >= (membership.resumed_in or 0) for e in status.lineage)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Start:
 
 def overdue(
     policy: RunPolicy,
-    status: Mapping[str, Any],
+    status: JobStatus,
     clock: Clock,
     *,
     start: Start | None = None,
@@ -67,7 +65,7 @@ def overdue(
     """
     resumed = resumed_at(status, clock.wall)
     bounds: list[tuple[float, Verdict]] = []
-    started = status.get("startTime")
+    started = status.start_time
     if policy.active_deadline_seconds is not None and started is not None:
         began = seconds_of(started) if resumed is None else max(resumed, seconds_of(started))
         bound_s = policy.active_deadline_seconds
@@ -82,7 +80,7 @@ def overdue(
         began = seconds_of(ended_at) if resumed is None else max(resumed, seconds_of(ended_at))
         bound_s = policy.finish_seconds
         begun = "All steps are committed, and the script has not returned"
-        if status.get("tier") == "Script":  # it tells of no steps
+        if status.tier == "Script":  # it tells of no steps
             begun = "The script has returned in some workers, and not"
         text = (
             f"{begun} in every worker within spec.runPolicy.finishSeconds "

@@ -31,7 +31,7 @@ TEMPLATE_WORDS = "none is made from a template that is not the one of the start 
 
 @dataclass(frozen=True)
 class PodChanges:
-    """`released`: status.released; None: the status has none, and needs none."""
+    """`released`: status.released."""
 
     rows: PodRows
     noticed: frozenset[str]
@@ -40,7 +40,7 @@ class PodChanges:
     """Pods that are asked for and counted, and not seen yet."""
     create: tuple[CreateWorker, ...]
     delete: tuple[Pod, ...]
-    released: list[str] | None
+    released: list[str]
     replaced: Mapping[str, int]
     """Number of pods to make that replace a lost one and were not counted yet, by the cause of the loss."""
     due_s: float | None = None
@@ -99,7 +99,6 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
     roles = plan_roles(
         job=inputs.job,
         pods=inputs.obs.roles,
-        known=facts.status.get("roles", ()),
         rows=memory.roles,
         active=isinstance(lifecycle, Active | Finishing | Completing),
         cleans=clears,
@@ -126,7 +125,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
         create=create,
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
-        replaced=replaced if {**facts.updated, **generation.changed}.get("membership") else {},
+        replaced=replaced if generation.status.membership else {},
         due_s=earliest((changes.due_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=words,
         failing=early_words(early, pods, inputs.clock)
@@ -186,7 +185,7 @@ def _worker_changes(
     """Return the changes to the workers' pods, by what becomes of the job."""
     inputs, obs, current = facts.inputs, facts.inputs.obs, facts.current
     bad_nodes = avoided_nodes(nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
-    named = named_members({**facts.updated, **generation.changed})
+    named = named_members(generation.status)
     roster = Roster(
         workers=generation.workers,
         released=facts.released,
@@ -242,10 +241,8 @@ def _clears(lifecycle: Lifecycle, policy: RunPolicy) -> bool:
     return isinstance(lifecycle, Suspending) or (isinstance(lifecycle, Ended) and policy.clean_pod_policy == "All")
 
 
-def _released(facts: Facts, uids: Iterable[str]) -> list[str] | None:
+def _released(facts: Facts, uids: Iterable[str]) -> list[str]:
     """Return who is released, without those whose pods are gone: a UID never comes back."""
-    released = [*facts.status.get("released", ()), *facts.outdated, *uids]
-    if not released and "released" not in facts.status:
-        return None
+    released = [*facts.status.released, *facts.outdated, *uids]
     there = {pod.uid for pod in facts.inputs.obs.pods}
     return [uid for uid in released if uid in there]

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from regroup.protocol.text import shorten
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import role_place
+from regroup_operator.api.status import RoleStatus
 from regroup_operator.api.template import Role
 from regroup_operator.model.plan import Clock, earliest
 from regroup_operator.model.pod_row import REPLACED, PodRow
@@ -41,7 +41,7 @@ class RoleChanges:
     rows: Mapping[PodPlace, PodRow]
     create: tuple[tuple[str, int, int], ...] = ()
     delete: tuple[Pod, ...] = ()
-    status: list[dict[str, Any]] | None = None
+    status: list[RoleStatus] | None = None
     due_s: float | None = None
     notes: tuple[EventNote, ...] = ()
 
@@ -53,18 +53,17 @@ def plan_roles(
     *,
     job: Job,
     pods: tuple[Pod, ...],
-    known: Iterable[Mapping[str, Any]],
     rows: Mapping[PodPlace, PodRow],
     active: bool,
     cleans: bool,
     clock: Clock,
 ) -> RoleChanges:
-    """Return what to make and to delete. `known`: status.roles as stored; `active`: the job wants its pods; `cleans`: once it
+    """Return what to make and to delete. `active`: the job wants its pods; `cleans`: once it
     does not, pods that have ended are deleted, too."""
     now_s = clock.now_s
     if not active:
         unwanted = tuple(p for p in pods if not p.terminating and (cleans or p.alive))
-        return RoleChanges({}, delete=unwanted, status=_status(job, pods, known, now_s))
+        return RoleChanges({}, delete=unwanted, status=_status(job, pods, now_s))
     wanted = {role_place(role.name, i): (role.name, i) for role in job.spec.roles for i in range(role.replicas)}
     of_place: dict[PodPlace, list[Pod]] = {}
     for pod in sorted(pods, key=lambda p: p.attempt):
@@ -79,7 +78,7 @@ def plan_roles(
     notes = tuple(
         _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
     )
-    done = {role_place(name, i) for name, indices in succeeded(job, pods, known).items() for i in indices}
+    done = {role_place(name, i) for name, indices in succeeded(job, pods).items() for i in indices}
     create: list[tuple[str, int, int]] = []
     delete = [p for p in pods if p.place not in wanted or p.uid in outdated]
     dues_s: list[float] = []
@@ -100,7 +99,7 @@ def plan_roles(
             create.append((name, index, newest + 1))
     dues_s += [p.running_since_s + LASTED_S for p in pods if p.place in rows and p.running_since_s is not None]
     going = tuple(p for p in delete if not p.terminating)
-    status = _status(job, pods, known, now_s, held)
+    status = _status(job, pods, now_s, held)
     return RoleChanges(rows, tuple(create), going, status, earliest(dues_s, after_s=now_s), notes)
 
 
@@ -154,12 +153,11 @@ def _held(place: PodPlace, pods: Sequence[Pod], row: PodRow, next_at: str) -> st
 def _status(
     job: Job,
     pods: Sequence[Pod],
-    known: Iterable[Mapping[str, Any]],
     now_s: float,
     held: Mapping[str, str] = NOBODY,
-) -> list[dict[str, Any]] | None:
+) -> list[RoleStatus] | None:
     """Return status.roles. `held`: by role, why a place has no pod for a while."""
-    done = succeeded(job, pods, known)
+    done = succeeded(job, pods)
     waits = awaited(job, done)
     return [
         _of_role(role, [p for p in pods if p.role == role.name], done[role.name], waits.get(role.name), held, now_s)
@@ -169,17 +167,17 @@ def _status(
 
 def _of_role(
     role: Role, pods: list[Pod], done: frozenset[int], awaited: int | None, held: Mapping[str, str], now_s: float
-) -> dict[str, Any]:
+) -> RoleStatus:
     ready = [p for p in pods if p.usable and p.phase == "Running" and p.running_since_s is not None and p.node_ready]
-    out: dict[str, Any] = {"name": role.name, "replicas": role.replicas, "ready": len(ready)}
-    if done:
-        out["succeeded"] = sorted(done)
-    if awaited is not None:
-        out["awaited"] = awaited
     message = _stuck(pods, now_s) or held.get(role.name)
-    if message:
-        out["message"] = shorten(message, MAX_MESSAGE)
-    return out
+    return RoleStatus(
+        name=role.name,
+        replicas=role.replicas,
+        ready=len(ready),
+        succeeded=sorted(done) or None,
+        awaited=awaited,
+        message=shorten(message, MAX_MESSAGE) if message else None,
+    )
 
 
 def _stuck(pods: Iterable[Pod], now_s: float) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
 from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
 from regroup_operator.api.members import format_members
+from regroup_operator.api.status import Progress, Samples, Summary
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Pod, Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
@@ -349,20 +349,22 @@ def _degraded(course: Course) -> JobCondition:
 
 
 def summary(
-    *, phase: str, refused: str | None, ready: int, replicas: int, progress: dict[str, Any], samples: dict[str, Any]
-) -> dict[str, str]:
+    *, phase: str, refused: str | None, ready: int, replicas: int, progress: Progress | None, samples: Samples | None
+) -> Summary:
     """Return the texts of kubectl's columns. A job whose workers have finished has none that could be ready or not."""
-    step, total, loss = progress.get("step"), progress.get("totalSteps"), progress.get("loss")
+    progress = progress or Progress()
+    step, total, loss, rate = progress.step, progress.total_steps, progress.loss, progress.samples_per_second
     shown = "" if phase in (FINISHING, COMPLETING, SUCCEEDED, FAILED) else f"{ready}/{replicas}"
-    out = {"state": refused or phase, "ready": shown, "progress": "", "loss": "", "eta": ""}
-    if step is not None and total:
-        out["progress"] = f"{100 * step // total}%"
-    if loss is not None:
-        out["loss"] = f"{loss:.4g}"
-    rate, done = progress.get("samplesPerSecond"), samples.get("committed")
-    if phase == RUNNING and rate and step and total and done:
-        out["eta"] = duration(done / step * max(0, total - step) / rate)
-    return out
+    eta = ""
+    if phase == RUNNING and rate and step and total and samples is not None and samples.committed:
+        eta = duration(samples.committed / step * max(0, total - step) / rate)
+    return Summary(
+        state=refused or phase,
+        ready=shown,
+        progress=f"{100 * step // total}%" if step is not None and total else "",
+        loss="" if loss is None else f"{loss:.4g}",
+        eta=eta,
+    )
 
 
 def duration(seconds: float) -> str:

@@ -4,46 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+
+from regroup_operator.api.status import JudgedExits, Restarts, SeenExits
+from regroup_operator.plan.failures.restarts import Recent, with_recent
 
 
 def restarts_status(
-    known: Mapping[str, Any] | None,
+    known: Restarts | None,
     *,
     processes: Mapping[str, int],
     pods: Mapping[str, int],
     generations: int,
-    recent: Mapping[str, Any] | None,
+    recent: Recent | None,
     ignored: int = 0,
-    judged: Mapping[str, Any] | None = None,
-    exits: Mapping[str, Any] | None = None,
-) -> dict[str, Any] | None:
+    judged: JudgedExits | None = None,
+    exits: SeenExits | None = None,
+) -> Restarts | None:
     """Return status.restarts with the new counts; None: nothing was ever counted.
 
-    `processes` and `pods` have the number of restarts by cause. `recent` has the fields for failures that count against maxRestarts
-    (None: unchanged). `ignored` is the number of new failures that a rule ignores. `judged` is the field of that name (None: the
+    `processes` and `pods` have the number of restarts by cause. `recent` has the failures that count against maxRestarts (None:
+    unchanged). `ignored` is the number of new failures that a rule ignores. `judged` is the field of that name (None: the
     status has none). `exits` is the field of that name (None: unchanged).
     """
     new = (processes, pods, generations, ignored, recent is not None, judged is not None, exits is not None)
     if known is None and not any(new):
         return None
-    restarts: dict[str, Any] = {"total": 0, "processes": 0, "pods": 0, "generations": 0, "recent": [], **(known or {})}
-    restarts["processes"] += sum(processes.values())
-    restarts["pods"] += sum(pods.values())
-    restarts["generations"] += generations
+    before = known or Restarts()
+    restarts = before.with_fields(
+        processes=before.processes + sum(processes.values()),
+        pods=before.pods + sum(pods.values()),
+        generations=before.generations + generations,
+        ignored=(before.ignored or 0) + ignored or None,
+        judged=judged,
+        exits=exits or before.exits,
+    )
     if processes or pods:
-        restarts["total"] = restarts["processes"] + restarts["pods"]
-        restarts["causes"] = dict(
-            sorted((Counter(restarts.get("causes")) + Counter(processes) + Counter(pods)).items())
-        )
-    if recent is not None:
-        restarts.pop("recentCounts", None)
-        restarts |= recent
-    if ignored:
-        restarts["ignored"] = (restarts.get("ignored") or 0) + ignored
-    if exits is not None:
-        restarts["exits"] = dict(exits)
-    restarts.pop("judged", None)
-    if judged is not None:
-        restarts["judged"] = dict(judged)
-    return restarts
+        causes = Counter(before.causes) + Counter(processes) + Counter(pods)
+        restarts = restarts.with_fields(total=restarts.processes + restarts.pods, causes=dict(sorted(causes.items())))
+    return restarts if recent is None else with_recent(restarts, recent)

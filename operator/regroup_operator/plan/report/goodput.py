@@ -10,36 +10,34 @@ the library report no steps, and have none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from regroup_operator.api.status import Goodput
 
 
 def goodput(
-    known: Mapping[str, Any] | None,
+    known: Goodput | None,
     *,
     newest_step: int,
     first_step: int | None,
     step_s: float | None,
     running_s: float,
-) -> dict[str, Any] | None:
+) -> Goodput | None:
     """Return status.goodput; None: it is not known yet.
 
     `known` is the stored value. `newest_step` is the newest committed step. `first_step` is the step with which the job began: 0,
     or that of a checkpoint (None: not known). `step_s` is the duration of a step now, in seconds (None: not known). `running_s` is
     the seconds since the job's start, without those for which it was suspended.
     """
-    known = known or {}
-    counted = known.get("step", first_step)
+    counted = first_step if known is None else known.step
     if counted is None or running_s <= 0.0:
         return None
-    productive_s = float(known.get("productiveSeconds", 0.0))
+    productive_s = 0.0 if known is None else known.productive_seconds
     if step_s is not None and newest_step > counted:
         productive_s += (newest_step - counted) * step_s
         counted = newest_step
     productive_s = min(productive_s, running_s)
-    return {
-        "percent": int(100 * productive_s / running_s),
-        "productiveSeconds": round(productive_s, 3),
-        "step": counted,
-        "suspendedSeconds": known.get("suspendedSeconds", 0),
-    }
+    return Goodput(
+        percent=int(100 * productive_s / running_s),
+        productive_seconds=round(productive_s, 3),
+        step=counted,
+        suspended_seconds=0.0 if known is None else known.suspended_seconds,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from regroup_operator.api import set_condition
 from regroup_operator.api.conditions import (
@@ -16,8 +15,10 @@ from regroup_operator.api.conditions import (
     SNAPSHOTS_TAKEN,
     SUSPENDED,
     TRAINING,
+    Condition,
 )
 from regroup_operator.api.names import selector
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Worker
@@ -77,14 +78,15 @@ class Stages:
     pods: PodChanges
 
 
-def overview(stages: Stages, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[EventNote]]:
-    """Return the part of the status that people read, and the events of what has changed in it. `status`: the rest, as planned."""
+def overview(stages: Stages, status: JobStatus) -> tuple[JobStatus, list[EventNote]]:
+    """Return the status with the part that people read, and the events of what has changed in it. `status`: as planned without
+    that part."""
     facts, lifecycle, generation, pods = stages.facts, stages.lifecycle, stages.generation, stages.pods
     job, clock = facts.inputs.job, facts.inputs.clock
-    before = {c["type"]: c for c in facts.status.get("conditions", ())}
+    before = {c.type: c for c in facts.status.conditions}
     group = None
     if facts.tier == "Script":
-        ran = before.get(TRAINING, {}).get("status") == "True"
+        ran = _is_true(before.get(TRAINING))
         group = script_group(facts.current, generation.workers, ran=ran)
     rest = _at_rest(lifecycle)
     phase = phase_of(
@@ -108,54 +110,64 @@ def overview(stages: Stages, status: Mapping[str, Any]) -> tuple[dict[str, Any],
     # Where all scripts run again, none of them is at its end.
     all_train = not rest or (isinstance(lifecycle, Suspended) and lifecycle.finished is None)
     dropped = {COMPLETE} - now.keys() if all_train else frozenset[str]()
-    conditions = [one for one in facts.status.get("conditions", ()) if one["type"] not in dropped]
+    conditions = [one for one in facts.status.conditions if one.type not in dropped]
     for one in now.values():
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
                                    clock.timestamp(), job.spec_generation)  # fmt: skip
     ready = 0 if rest else _num_ready(facts, generation.workers)
-    part = {
-        "conditions": conditions,
-        "observedGeneration": job.spec_generation,
-        "phase": phase,
-        "replicas": _num_workers(facts),
-        "readyReplicas": ready,
-        "selector": selector(job.name),
-        "summary": summary(
+    shown = status.with_fields(
+        conditions=conditions,
+        observed_generation=job.spec_generation,
+        phase=phase,
+        replicas=_num_workers(facts),
+        ready_replicas=ready,
+        selector=selector(job.name),
+        summary=summary(
             phase=phase,
             refused=lifecycle.why.reason if isinstance(lifecycle, Refused) else None,
             ready=ready,
             replicas=job.spec.replicas,
-            progress=status.get("progress") or {},
-            samples=status.get("samples") or {},
+            progress=status.progress,
+            samples=status.samples,
         ),
-    }
-    return part, _notes(now, before)
+    )
+    return shown, _notes(now, before)
 
 
-def _is_resumed(status: Mapping[str, Any]) -> bool:
+def _is_resumed(status: JobStatus) -> bool:
     """Return whether the job starts again after it was suspended: nothing has failed."""
-    membership, incidents = status.get("membership") or {}, status.get("incidents") or [{}]
-    newest = incidents[-1]
-    resumes = newest.get("cause") == RESUMED and newest["generation"] == membership.get("generation")
-    return bool(membership.get("suspended")) or (resumes and not membership.get("adopted"))
+    membership, newest = status.membership, status.incidents[-1] if status.incidents else None
+    if membership is None:
+        return False
+    resumes = newest is not None and newest.cause == RESUMED and newest.generation == membership.generation
+    return bool(membership.suspended) or (resumes and not membership.adopted)
 
 
-def _has_trained(status: Mapping[str, Any]) -> bool:
-    membership = status.get("membership") or {}
-    earlier = any(e["generation"] < membership.get("generation", 0) for e in status.get("lineage", ()))
-    return earlier or bool(membership.get("adopted"))
+def _has_trained(status: JobStatus) -> bool:
+    membership = status.membership
+    if membership is None:
+        return False
+    return membership.adopted or any(e.generation < membership.generation for e in status.lineage)
+
+
+def _is_true(condition: Condition | None) -> bool:
+    return condition is not None and condition.status == "True"
+
+
+def _again(condition: Condition) -> JobCondition:
+    """Return a condition as it was."""
+    return JobCondition(condition.type, condition.status, condition.reason, condition.message)
 
 
 def _by_type(conditions: Iterable[JobCondition]) -> dict[str, JobCondition]:
     return {one.type: one for one in conditions}
 
 
-def _accepted(facts: Facts, lifecycle: Lifecycle, before: Mapping[str, Mapping[str, Any]]) -> dict[str, JobCondition]:
+def _accepted(facts: Facts, lifecycle: Lifecycle, before: Mapping[str, Condition]) -> dict[str, JobCondition]:
     """Return whether the spec is what the job runs by, or could: a job that is suspended is judged, too. Once it has ended it is
     judged no longer."""
     if isinstance(lifecycle, Ended) and ACCEPTED in before:
-        old = before[ACCEPTED]
-        return _by_type([JobCondition(ACCEPTED, old["status"], old["reason"], old["message"])])
+        return _by_type([_again(before[ACCEPTED])])
     why = facts.inputs.refusal
     if why is None:
         return _by_type([JobCondition(ACCEPTED, "True", "Valid", "The job can run as written.")])
@@ -176,7 +188,7 @@ def _at_rest(lifecycle: Lifecycle) -> str | None:
 
 
 def _suspended(
-    facts: Facts, lifecycle: Lifecycle, status: Mapping[str, Any], before: Mapping[str, Mapping[str, Any]]
+    facts: Facts, lifecycle: Lifecycle, status: JobStatus, before: Mapping[str, Condition]
 ) -> dict[str, JobCondition]:
     """Return whether the job is suspended, and from where it will continue; nothing where it never was."""
     if isinstance(lifecycle, Suspending):
@@ -186,8 +198,7 @@ def _suspended(
     elif SUSPENDED not in before:
         return {}
     elif isinstance(lifecycle, Ended):
-        old = before[SUSPENDED]
-        said = JobCondition(SUSPENDED, old["status"], old["reason"], old["message"])
+        said = _again(before[SUSPENDED])
     else:
         said = JobCondition(SUSPENDED, "False", "Resumed", "The job was resumed.")
     return _by_type([said])
@@ -221,12 +232,12 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _continues(facts: Facts, finished: Finished | None, status: Mapping[str, Any]) -> str:
+def _continues(facts: Facts, finished: Finished | None, status: JobStatus) -> str:
     """Return from where a suspended job will continue."""
     if finished is not None:
         what = "the rest of its scripts runs" if finished.open else "the job waits for its roles"
         return f"No pod is left. All steps are committed; resumed, {what}."
-    if not status.get("membership"):
+    if status.membership is None:
         return "No pod is left. The job has not begun."
     if facts.tier == "Script":
         return "No pod is left. Resumed, the script starts again, and continues from what it has saved itself."
@@ -268,8 +279,8 @@ def _of_saving(
     facts: Facts,
     lifecycle: Lifecycle,
     generation: NextGeneration,
-    status: Mapping[str, Any],
-    before: Mapping[str, Mapping[str, Any]],
+    status: JobStatus,
+    before: Mapping[str, Condition],
 ) -> dict[str, JobCondition]:
     """Return whether checkpoints are saved and snapshots taken. A condition stays as it was where nothing new is known, and once
     the job has ended or its workers have finished."""
@@ -278,23 +289,22 @@ def _of_saving(
         judged[CHECKPOINTS_SAVED] = judge_saving(
             current=facts.current,
             workers=generation.workers,
-            checkpoint=status.get("checkpoint"),
+            checkpoint=status.checkpoint,
             succeeded=finished_of(lifecycle) is not None or (isinstance(lifecycle, Ended) and lifecycle.succeeded),
             now_s=facts.inputs.clock.now_s,
             settings=facts.inputs.settings,
         )
     if spec.memory_snapshot is not None:
-        step = (status.get("memorySnapshot") or {}).get("step")
+        step = None if status.memory_snapshot is None else status.memory_snapshot.step
         judged[SNAPSHOTS_TAKEN] = judge_snapshots(current=facts.current, workers=generation.workers, step=step)
-    is_settled = (isinstance(lifecycle, Ended) and lifecycle.had_ended) or "finished" in facts.status
+    is_settled = (isinstance(lifecycle, Ended) and lifecycle.had_ended) or facts.status.finished is not None
     new = [one for one in judged.values() if one is not None and not is_settled]
-    kept = (before[kind] for kind in (CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) if kind in before)
-    known = [JobCondition(c["type"], c["status"], c["reason"], c["message"]) for c in kept]
-    return _by_type([*known, *new])
+    kept = [_again(before[kind]) for kind in (CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) if kind in before]
+    return _by_type([*kept, *new])
 
 
 def _of_training(
-    stages: Stages, status: Mapping[str, Any], phase: str, group: str | None, saving: JobCondition | None
+    stages: Stages, status: JobStatus, phase: str, group: str | None, saving: JobCondition | None
 ) -> dict[str, JobCondition]:
     """Return whether the job trains, and what is wrong. `group` says whether a script has formed its group (script_group.py);
     `saving` is the condition CheckpointsSaved."""
@@ -303,10 +313,10 @@ def _of_training(
     ended = lifecycle if isinstance(lifecycle, Ended) else None
     failure = ended.why if ended is not None and not ended.succeeded else None
     if failure is not None and ended is not None and not ended.had_ended:  # else it is said already
-        failure = with_way_on(failure, status.get("checkpoint"))
+        failure = with_way_on(failure, status.checkpoint)
     unsaved = saving.message if saving is not None and saving.reason == NOT_SAVED else ""
-    if unsaved and status.get("checkpoint") is not None:
-        unsaved = f"{unsaved} {way_on(status['checkpoint'])}"
+    if unsaved and status.checkpoint is not None:
+        unsaved = f"{unsaved} {way_on(status.checkpoint)}"
     return _by_type(
         training_conditions(
             Course(
@@ -332,7 +342,7 @@ def _of_training(
                     per_group=facts.per_group,
                 ),
                 spares=spare_words(current, workers, facts.per_group),
-                memory=missing_for_memory(status.get("incidents", ()), current),
+                memory=missing_for_memory(status.incidents, current),
                 unsaved=unsaved,
             )
         )
@@ -345,15 +355,15 @@ def _of_roles(facts: Facts, pods: PodChanges, *, waits: bool) -> str:
     waited = facts.awaited
     if not waits:
         return ", ".join(f"role {name}" for name in waited)
-    stuck = [one["message"] for one in pods.roles.status or () if one.get("awaited") and "message" in one]
+    stuck = [one.message for one in pods.roles.status or () if one.awaited and one.message]
     return "; ".join([awaited_words(facts.inputs.job, waited), *stuck])
 
 
-def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, Any]]) -> list[EventNote]:
+def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Condition]) -> list[EventNote]:
     """Return an event for the end, for a refusal, for what is not saved, and for a pod that cannot start: each once."""
     notes = []
     for kind, event in ((COMPLETE, SUCCEEDED), (FAILED, FAILED)):
-        if kind in now and now[kind].status == "True" and before.get(kind, {}).get("status") != "True":
+        if kind in now and now[kind].status == "True" and not _is_true(before.get(kind)):
             notes.append(EventNote("Normal" if kind == COMPLETE else "Warning", event, now[kind].message))
     for kind, lacks, event in (
         (ACCEPTED, "", ""),
@@ -362,15 +372,19 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, An
     ):
         one = now.get(kind)
         wrong = one is not None and one.status == "False" and lacks in ("", one.reason)
-        if one is not None and wrong and before.get(kind, {}).get("message") != one.message:
+        if one is not None and wrong and (kind not in before or before[kind].message != one.message):
             notes.append(EventNote("Warning", event or one.reason, one.message))
-    was_complete = before.get(COMPLETE, {}).get("reason")
+    was_complete = before[COMPLETE].reason if COMPLETE in before else ""
     if COMPLETE in now and now[COMPLETE].reason == WAITING_FOR_ROLES != was_complete:
         notes.append(EventNote("Normal", COMPLETING, now[COMPLETE].message))
-    pods, was = now[PODS_READY], before.get(PODS_READY, {"status": "Unknown", "reason": ""})
-    was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
+    pods, was = now[PODS_READY], before.get(PODS_READY)
     # A kubelet's reasons follow each other again and again. That a pod has no node is another trouble than any of them.
-    is_new = not was_stuck or (was["reason"] == UNSCHEDULABLE) != (pods.reason == UNSCHEDULABLE)
+    is_new = (
+        was is None
+        or was.status != "False"
+        or was.reason in ORDINARY
+        or (was.reason == UNSCHEDULABLE) != (pods.reason == UNSCHEDULABLE)
+    )
     if pods.status == "False" and pods.reason not in ORDINARY and is_new:
         notes.append(EventNote("Warning", pods.reason, pods.message))
     return notes

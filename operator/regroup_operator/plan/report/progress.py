@@ -6,47 +6,44 @@ What counts as the newest report is facts/stalls.py's affair. A checkpoint is na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from regroup_operator.api.status import CheckpointStatus, Progress
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Current
 from regroup_operator.plan.facts.stalls import Reported
 
 
-def progress_status(
-    newest: Reported, known: Mapping[str, Any], clock: Clock, step_time: str | None = None
-) -> dict[str, Any]:
+def progress_status(newest: Reported, known: Progress | None, clock: Clock, step_time: str | None = None) -> Progress:
     """Return status.progress. `step_time`: see breakdown.py.
 
     What is unchanged keeps its time, since the two clocks drift against each other."""
-    report = newest.report
+    report, known = newest.report, known or Progress()
     # Who adopts says its step without a loss; a step that was committed without one had a loss that is not a number.
-    loss = report.loss if report.loss is not None or newest.step > known.get("step", -1) else known.get("loss")
-    progress = {
-        "step": newest.step,
-        "totalSteps": report.total_steps if report.total_steps is not None else known.get("totalSteps"),
-        "loss": loss,
-        "samplesPerSecond": report.samples_per_second,
-    }
-    if report.noise_scale is not None:
-        progress["noiseScale"] = report.noise_scale
-    same = known.get("at") is not None and all(known.get(key) == value for key, value in progress.items())
-    progress["stepTime"] = step_time
-    progress["at"] = known["at"] if same else clock.stamp(newest.at_s)
-    return {key: value for key, value in progress.items() if value is not None}
+    is_newer = known.step is None or newest.step > known.step
+    loss = report.loss if report.loss is not None or is_newer else known.loss
+    progress = Progress(
+        step=newest.step,
+        total_steps=report.total_steps if report.total_steps is not None else known.total_steps,
+        loss=loss,
+        samples_per_second=report.samples_per_second,
+        noise_scale=report.noise_scale,
+        step_time=step_time,
+        at=known.at,
+    )
+    noise_scale = known.noise_scale if report.noise_scale is not None else None
+    same = known.at is not None and progress == known.with_fields(noise_scale=noise_scale, step_time=step_time)
+    return progress if same else progress.with_fields(at=clock.stamp(newest.at_s))
 
 
 def checkpoint_status(
     newest: Reported,
-    known: Mapping[str, Any] | None,
+    known: CheckpointStatus | None,
     current: Current,
     *,
     has_started: bool,
     finished: int | None = None,
     keep: int,
     clock: Clock,
-) -> dict[str, Any] | None:
+) -> CheckpointStatus | None:
     """Return the new status.checkpoint, or None to leave the known one. `has_started`: startStep is in the status. `finished`: the
     generation in which all steps were committed, which may be the one before the newest."""
     named = newest.report.checkpoint
@@ -54,13 +51,13 @@ def checkpoint_status(
     if named is None or not counts:
         return None
     pair = (named["generation"], named["step"])
-    if known is not None and pair <= (known["generation"], known["step"]):
+    if known is not None and pair <= (known.generation, known.step):
         return None
-    kept = [*(known or {}).get("kept", ()), named["directory"]][-keep:]
-    return {
-        "generation": pair[0],
-        "step": pair[1],
-        "directory": named["directory"],
-        "at": clock.stamp(newest.at_s),
-        "kept": kept,
-    }
+    kept = [] if known is None else known.kept
+    return CheckpointStatus(
+        generation=pair[0],
+        step=pair[1],
+        directory=named["directory"],
+        kept=[*kept, named["directory"]][-keep:],
+        at=clock.stamp(newest.at_s),
+    )

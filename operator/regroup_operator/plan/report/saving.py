@@ -6,12 +6,12 @@ cannot be written. The job still succeeds then, for the reasons in docs/design/a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from regroup.protocol.state import Busy
 from regroup_operator.api.conditions import CHECKPOINTS_SAVED, INTERVAL_TOO_SHORT
+from regroup_operator.api.status import CheckpointStatus
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Worker
@@ -25,7 +25,7 @@ def judge_saving(
     *,
     current: Current | None,
     workers: Sequence[Worker],
-    checkpoint: Mapping[str, Any] | None,
+    checkpoint: CheckpointStatus | None,
     succeeded: bool,
     now_s: float,
     settings: Settings,
@@ -40,9 +40,7 @@ def judge_saving(
         return None
     said = session.progress.checkpoint_problem if session.progress is not None else None
     problem = said if session.progress_generation == current.number else None
-    newest = (
-        "There is no checkpoint." if checkpoint is None else f"The newest checkpoint is of step {checkpoint['step']}."
-    )
+    newest = "There is no checkpoint." if checkpoint is None else f"The newest checkpoint is of step {checkpoint.step}."
     if problem:
         text = f"Worker {writer.id}: {problem} {newest}"
         return JobCondition(
@@ -66,7 +64,7 @@ def judge_saving(
     return JobCondition(CHECKPOINTS_SAVED, "True", "Saved", text)
 
 
-def with_way_on(verdict: Verdict, checkpoint: Mapping[str, Any] | None) -> Verdict:
+def with_way_on(verdict: Verdict, checkpoint: CheckpointStatus | None) -> Verdict:
     """Return why a job has failed, and how another one continues from its newest checkpoint. `checkpoint`: status.checkpoint."""
     if checkpoint is None:
         return verdict
@@ -74,10 +72,10 @@ def with_way_on(verdict: Verdict, checkpoint: Mapping[str, Any] | None) -> Verdi
     return replace(verdict, message=f"{verdict.message}{space}{way_on(checkpoint)}")
 
 
-def way_on(checkpoint: Mapping[str, Any]) -> str:
+def way_on(checkpoint: CheckpointStatus) -> str:
     """Return the sentence how a new job continues from a checkpoint."""
     return (
-        f"A new job continues after step {checkpoint['step']} with spec.checkpoint.resumeFrom: {checkpoint['directory']}; "
+        f"A new job continues after step {checkpoint.step} with spec.checkpoint.resumeFrom: {checkpoint.directory}; "
         "without it, it begins at step 0."
     )
 

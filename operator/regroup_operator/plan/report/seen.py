@@ -7,28 +7,23 @@ that time is `every_s` old, at the same low priority as progress.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import Clock, seconds_of
 
-FIELD = "observedAt"
 
-
-def seen_at(status: Mapping[str, Any], stored: Mapping[str, Any], clock: Clock, *, ended: bool, every_s: float) -> str:
+def seen_at(status: JobStatus, stored: JobStatus, clock: Clock, *, ended: bool, every_s: float) -> str:
     """Return status.observedAt: the present time if anything else has changed or the stored time is due, else the stored time."""
-    before: str | None = stored.get(FIELD)
-    same = {k: v for k, v in status.items() if k != FIELD} == {k: v for k, v in stored.items() if k != FIELD}
-    if before is None or not same:
+    before = stored.observed_at
+    if before is None or status.with_fields(observed_at=before) != stored:
         return clock.timestamp()
     due_s = seen_due_s(stored, clock, ended=ended, every_s=every_s)
     return clock.timestamp() if due_s is not None and due_s <= clock.now_s else before
 
 
-def seen_due_s(status: Mapping[str, Any], clock: Clock, *, ended: bool, every_s: float) -> float | None:
+def seen_due_s(status: JobStatus, clock: Clock, *, ended: bool, every_s: float) -> float | None:
     """Return when the time is written again although nothing has changed (monotonic); None: only after a change."""
-    before = status.get(FIELD)
-    if before is None or ended or status.get("membership") is None:
+    before = status.observed_at
+    if before is None or ended or status.membership is None:
         return None
     due_s = clock.at_s(seconds_of(before)) + every_s
     return min(clock.now_s + every_s, due_s)  # a clock that was set back does not stop it

@@ -6,9 +6,9 @@ What a snapshot is and when one is taken: docs/design/adr/0021-memory-snapshots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from regroup_operator.api.conditions import INTERVAL_TOO_SHORT, SNAPSHOTS_TAKEN
+from regroup_operator.api.status import MemorySnapshotStatus
 from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.worker import Current, Worker
 from regroup_operator.plan.facts.stalls import Reported
@@ -16,10 +16,10 @@ from regroup_operator.plan.facts.stalls import Reported
 NOT_TAKEN = "NotTaken"
 
 
-def snapshot_status(newest: Reported) -> dict[str, Any] | None:
+def snapshot_status(newest: Reported) -> MemorySnapshotStatus | None:
     """Return status.memorySnapshot, from a report of the newest generation; None: some worker has no snapshot."""
     step = newest.report.snapshot_step
-    return None if step is None else {"step": step}
+    return None if step is None else MemorySnapshotStatus(step=step)
 
 
 def judge_snapshots(*, current: Current | None, workers: Sequence[Worker], step: int | None) -> JobCondition | None:

@@ -8,9 +8,9 @@ depends on is written at once. The rest is collected for as long as a reader may
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
+from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import JobMemory, Urgency
 from regroup_operator.plan.report.conditions import PENDING, STARTING
 
@@ -21,20 +21,20 @@ STARTING_S = 5.0
 
 _AGES_S = {Urgency.STARTING: STARTING_S, Urgency.SOON: SOON_S}
 
-_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput"})
+_PROGRESS = ("progress", "samples", "memory_snapshot", "observed_at", "replicas", "goodput")
 """`replicas` is what an autoscaler reads, every 15 s."""
-_COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary", "roles"})
+_COUNTS = ("ready_replicas", "longest_start_seconds", "summary", "roles")
 _OF_PODS = frozenset({PODS_READY, AGENTS_CONNECTED})
 """Conditions that only count what there is."""
 
 
-def urgency(status: Mapping[str, Any], stored: Mapping[str, Any]) -> Urgency:
+def urgency(status: JobStatus, stored: JobStatus) -> Urgency:
     """Return how soon the status is written, by what differs from the stored one."""
-    starts = all(s.get("phase") in (PENDING, STARTING) for s in (status, stored))
-    first = starts and not stored.get("lineage")
+    starts = all(s.phase in (PENDING, STARTING) for s in (status, stored))
+    first = starts and not stored.lineage
     if _decisive(status, starts=starts, first=first) != _decisive(stored, starts=starts, first=first):
         return Urgency.NOW
-    if status.get("lineage") != stored.get("lineage"):
+    if status.lineage != stored.lineage:
         return Urgency.SOON
     if _shown(status) == _shown(stored):
         return Urgency.LATER
@@ -59,30 +59,34 @@ def write_due_s(urgency: Urgency, memory: JobMemory, *, now_s: float, progress_w
     return min(since_s + _AGES_S[level] for level, since_s in memory.differs_since_s.items())
 
 
-def _decisive(status: Mapping[str, Any], *, starts: bool, first: bool) -> dict[str, Any]:
+def _decisive(status: JobStatus, *, starts: bool, first: bool) -> tuple[object, ...]:
     """Return what a decision or an announcement depends on. `starts`: it is the status of a job that starts; `first`: and that
     has no lineage yet."""
-    kept = {k: v for k, v in status.items() if k not in _PROGRESS | _COUNTS}
+    kept = _without(status, *_PROGRESS, *_COUNTS)
     counted = _OF_PODS if starts else frozenset()
-    if kept.get("finished"):  # who of thousands has returned is collected, and so told to stop
-        kept["finished"] = {k: v for k, v in kept["finished"].items() if k != "done"}
-    kept["conditions"] = [(c["type"], c["status"]) for c in status.get("conditions", ()) if c["type"] not in counted]
-    if kept.get("restarts"):  # an exit that counts changes its counts, too
-        kept["restarts"] = {k: v for k, v in kept["restarts"].items() if k != "exits"}
-    kept["incidents"] = [(i["generation"], i.get("cause"), i.get("decision")) for i in status.get("incidents", ())]
+    conditions = [(c.type, c.status) for c in kept.conditions if c.type not in counted]
+    incidents = [(i.generation, i.cause, i.decision) for i in kept.incidents]
+    if kept.finished is not None:  # who of thousands has returned is collected, and so told to stop
+        kept = kept.with_fields(finished=kept.finished.with_fields(done=""))
+    if kept.restarts is not None:  # an exit that counts changes its counts, too
+        kept = kept.with_fields(restarts=kept.restarts.with_fields(exits=None))
     if starts:
-        kept.pop("phase", None)
-        if kept.get("tier") == "Session":
-            # Any operator reads this from the agents' reports. Script is decided once, and cannot be seen later.
-            kept.pop("tier")
+        # Any operator reads Session from the agents' reports. Script is decided once, and cannot be seen later.
+        kept = kept.with_fields(phase=None, tier=None if kept.tier == "Session" else kept.tier)
     if first:
-        kept.pop("lineage", None)
-        if "membership" in kept:
-            kept["membership"] = {k: v for k, v in kept["membership"].items() if k != "startStep"}
-    return kept
+        kept = _without(kept, "lineage")
+        if kept.membership is not None:
+            kept = kept.with_fields(membership=kept.membership.with_fields(start_step=None))
+    return _without(kept, "conditions", "incidents"), conditions, incidents
 
 
-def _shown(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in status.items() if k not in _PROGRESS}
-    kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
-    return kept
+def _shown(status: JobStatus) -> JobStatus:
+    summary = status.summary
+    if summary is not None:
+        summary = summary.with_fields(progress="", loss="", eta="")
+    return _without(status, *_PROGRESS).with_fields(summary=summary)
+
+
+def _without(status: JobStatus, *fields: str) -> JobStatus:
+    """Return the status without some fields, to compare the rest."""
+    return status.with_fields(**dict.fromkeys(fields))
