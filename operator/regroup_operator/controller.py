@@ -281,7 +281,7 @@ class Controller:
     def _let_rest(self, job: Job, plan: JobPlan, kept: _Kept, began: Clock) -> None:
         now_s = self._monotonic()
         took_s, kept.plan_s = min(kept.plan_s, now_s - began.now_s), now_s - began.now_s
-        is_starting = "membership" not in plan.status and len(kept.pods) > STARTING_PODS
+        is_starting = plan.status.membership is None and len(kept.pods) > STARTING_PODS
         rest_s = max(min(REST * took_s, MAX_REST_S), STARTING_REST_S if is_starting else 0.0)
         if rest_s >= LEAST_REST_S:
             self._turns.rest(job.key, now_s + rest_s)
