@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _regroup_agent.build import build as build_agent
-from _regroup_agent.launch import python_command, uses_library
+from _regroup_agent.launch.command import python_command, uses_library
 from regroup import torch_versions
 from regroup_cli import gpus
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say

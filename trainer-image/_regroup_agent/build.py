@@ -20,8 +20,8 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def sources() -> dict[str, Path]:
     """Return the files of the zipapp by their names in it."""
     files = [_ROOT / "regroup" / "__init__.py"]
-    files += sorted((_ROOT / "regroup" / "protocol").glob("*.py"))
-    files += sorted(path for path in (_ROOT / "_regroup_agent").glob("*.py") if path.name != "build.py")
+    files += sorted((_ROOT / "regroup" / "protocol").rglob("*.py"))
+    files += sorted(path for path in (_ROOT / "_regroup_agent").rglob("*.py") if path.name != "build.py")
     return {str(path.relative_to(_ROOT)): path for path in files}
 
 

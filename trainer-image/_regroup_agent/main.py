@@ -23,15 +23,8 @@ from . import gpus, kernel_view
 from .core import Core
 from .group_hook_files import write_group_hook
 from .last_words import LastWords
-from .launch import (
-    LaunchError,
-    PythonCommand,
-    check_command,
-    preload_modules,
-    python_command,
-    trainer_env,
-    uses_library,
-)
+from .launch.command import LaunchError, PythonCommand, check_command, python_command, uses_library
+from .launch.environment import preload_modules, trainer_env
 from .link import Endpoint, Link
 from .local_server import LocalServer
 from .memory import LOOK_EVERY_S, MemoryCgroup

@@ -20,7 +20,7 @@ from pathlib import Path
 from regroup.protocol.env import GROUP_PLACE
 
 from .last_words import KEPT_BYTES, LastWords, last_words
-from .launch import hooked_env
+from .launch.environment import hooked_env
 from .lines import Lines
 from .orphans import left_behind
 from .posix import die_with_parent

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .group_hook_files import source_of
-from .launch import PythonCommand
+from .launch.command import PythonCommand
 from .posix import die_with_parent
 
 MAX_IMPORT_S = 300.0

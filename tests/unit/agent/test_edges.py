@@ -15,15 +15,14 @@ import pytest
 
 from _regroup_agent import http, statefile
 from _regroup_agent.build import build
-from _regroup_agent.launch import (
+from _regroup_agent.launch.command import (
     LaunchError,
     check_command,
     imports_library,
     is_library_module,
-    preload_modules,
     python_command,
-    trainer_env,
 )
+from _regroup_agent.launch.environment import preload_modules, trainer_env
 from _regroup_agent.main import NEEDED
 from _regroup_agent.progress import interval_s
 from _regroup_agent.statefile import UNKNOWN, Saved, StateFile
@@ -369,7 +368,7 @@ def test_process_that_is_past_its_end_is_known_before_it_is_reaped() -> None:
 
 
 TRAINER_IMAGE = Path(__file__).parents[3] / "trainer-image"
-OLD = sorted([*TRAINER_IMAGE.glob("_regroup_agent/*.py"), *TRAINER_IMAGE.glob("regroup/protocol/*.py")])
+OLD = sorted([*TRAINER_IMAGE.glob("_regroup_agent/**/*.py"), *TRAINER_IMAGE.glob("regroup/protocol/**/*.py")])
 
 
 @pytest.mark.parametrize("path", [TRAINER_IMAGE / "regroup/__init__.py", *OLD], ids=lambda path: path.name)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from _regroup_agent.group_hook_files import source_of, write_group_hook
-from _regroup_agent.launch import hooked_env
+from _regroup_agent.launch.environment import hooked_env
 
 C10D = """
 def init_process_group(backend=None, *, fails=False):

@@ -19,7 +19,7 @@ import pytest
 
 from _regroup_agent import zygote as zygote_module
 from _regroup_agent.last_words import LastWords
-from _regroup_agent.launch import python_command
+from _regroup_agent.launch.command import python_command
 from _regroup_agent.trainers import Trainers
 from _regroup_agent.zygote import Zygote
 from harness.polling import until_async

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from _regroup_agent.launch import is_library_module, python_command
+from _regroup_agent.launch.command import is_library_module, python_command
 from regroup.train.config import load
 from regroup_cli.__main__ import parser
 from regroup_cli.run import trainer_command

@@ -1,4 +1,4 @@
-"""Reads the pod's command, and makes the environment of a trainer process. Pure but for `uses_library`, which reads the script."""
+"""Reads the pod's command. Pure but for `uses_library`, which reads the script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from regroup.protocol import env, wire
+from regroup.protocol import env
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -18,8 +18,6 @@ _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b
 _SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
-_AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME,
-               env.ENDS_ON_SIGINT, env.GROUP_POSITION)  # fmt: skip
 
 
 class LaunchError(Exception):
@@ -148,58 +146,3 @@ def uses_library(python: PythonCommand | None) -> bool:
         return imports_library(python.script.read_text(errors="replace"))
     except OSError:
         return False
-
-
-def preload_modules(environ: Mapping[str, str]) -> list[str]:
-    """Return the modules that the zygote imports. An empty list means that there is no zygote."""
-    return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]
-
-
-def hooked_env(environ: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Return the environment of a process that is exec'd, in which python finds the hook's `sitecustomize` in `directory`.
-
-    An empty `directory` means that there is no hook.
-    """
-    if not directory:
-        return dict(environ)
-    path = environ.get("PYTHONPATH")
-    return {**environ, "PYTHONPATH": directory + (os.pathsep + path if path else "")}
-
-
-def trainer_env(
-    environ: Mapping[str, str],
-    *,
-    socket_path: str,
-    local_rank: int,
-    processes: int,
-    incarnation: int,
-    restarts: int,
-    generation: wire.Generation | None,
-) -> dict[str, str]:
-    """Return the whole environment of a trainer process.
-
-    Without a `generation`, as in a session, RANK, WORLD_SIZE, GROUP_RANK and MASTER_* are absent: the process asks the agent.
-    """
-    out = {name: value for name, value in environ.items() if name not in _AGENTS_OWN and name not in env.RESERVED}
-    out.setdefault("PYTHONUNBUFFERED", "1")
-    # The end of a store's host is no error here, and torch would fill stderr with C++ stack traces of it.
-    out.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if processes > 1:
-        # As torchrun does. Otherwise each process uses all cores, and the processes slow each other down.
-        out.setdefault("OMP_NUM_THREADS", "1")
-    out[env.SOCKET] = socket_path
-    out[env.INCARNATION] = str(incarnation)
-    out[env.LOCAL_RANK] = str(local_rank)
-    out[env.LOCAL_WORLD_SIZE] = str(processes)
-    out.setdefault(env.WORKERS_PER_GROUP, "1")
-    out[env.GROUP_PLACE] = str(int(environ.get(env.GROUP_POSITION, "0")) * processes + local_rank)
-    if generation is not None:
-        out[env.RANK] = str(generation.rank_offset + local_rank)
-        out[env.WORLD_SIZE] = str(generation.world_size)
-        out[env.GROUP_RANK] = str(generation.group_rank)
-        out[env.MASTER_ADDR] = generation.store_host
-        out[env.MASTER_PORT] = str(generation.store_port)
-        out[env.TORCHELASTIC_RUN_ID] = environ.get(env.JOB_UID, "regroup")
-        out[env.TORCHELASTIC_RESTART_COUNT] = str(restarts)
-        out[env.TORCHELASTIC_MAX_RESTARTS] = environ.get(env.MAX_RESTARTS, "0")
-    return out
