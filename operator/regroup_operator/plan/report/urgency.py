@@ -8,6 +8,7 @@ depends on is written at once. The rest is collected for as long as a reader may
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
 from regroup_operator.api.status import JobStatus
@@ -62,31 +63,24 @@ def write_due_s(urgency: Urgency, memory: JobMemory, *, now_s: float, progress_w
 def _decisive(status: JobStatus, *, starts: bool, first: bool) -> tuple[object, ...]:
     """Return what a decision or an announcement depends on. `starts`: it is the status of a job that starts; `first`: and that
     has no lineage yet."""
-    kept = _without(status, *_PROGRESS, *_COUNTS)
-    counted = _OF_PODS if starts else frozenset()
-    conditions = [(c.type, c.status) for c in kept.conditions if c.type not in counted]
-    incidents = [(i.generation, i.cause, i.decision) for i in kept.incidents]
-    if kept.finished is not None:  # who of thousands has returned is collected, and so told to stop
-        kept = kept.with_fields(finished=kept.finished.with_fields(done=""))
-    if kept.restarts is not None:  # an exit that counts changes its counts, too
-        kept = kept.with_fields(restarts=kept.restarts.with_fields(exits=None))
+    other: dict[str, Any] = dict.fromkeys((*_PROGRESS, *_COUNTS, "conditions", "incidents"))
+    if status.finished is not None:  # who of thousands has returned is collected, and so told to stop
+        other["finished"] = status.finished.with_fields(done="")
+    if status.restarts is not None:  # an exit that counts changes its counts, too
+        other["restarts"] = status.restarts.with_fields(exits=None)
     if starts:
         # Any operator reads Session from the agents' reports. Script is decided once, and cannot be seen later.
-        kept = kept.with_fields(phase=None, tier=None if kept.tier == "Session" else kept.tier)
+        other |= {"phase": None, "tier": None if status.tier == "Session" else status.tier}
     if first:
-        kept = _without(kept, "lineage")
-        if kept.membership is not None:
-            kept = kept.with_fields(membership=kept.membership.with_fields(start_step=None))
-    return _without(kept, "conditions", "incidents"), conditions, incidents
+        other["lineage"] = None
+        if status.membership is not None:
+            other["membership"] = status.membership.with_fields(start_step=None)
+    counted = _OF_PODS if starts else frozenset()
+    conditions = [(c.type, c.status) for c in status.conditions if c.type not in counted]
+    incidents = [(i.generation, i.cause, i.decision) for i in status.incidents]
+    return status.with_fields(**other), conditions, incidents
 
 
 def _shown(status: JobStatus) -> JobStatus:
-    summary = status.summary
-    if summary is not None:
-        summary = summary.with_fields(progress="", loss="", eta="")
-    return _without(status, *_PROGRESS).with_fields(summary=summary)
-
-
-def _without(status: JobStatus, *fields: str) -> JobStatus:
-    """Return the status without some fields, to compare the rest."""
-    return status.with_fields(**dict.fromkeys(fields))
+    summary = None if status.summary is None else status.summary.with_fields(progress="", loss="", eta="")
+    return status.with_fields(**dict.fromkeys(_PROGRESS), summary=summary)
