@@ -52,8 +52,9 @@ A plan of 5,000 workers takes 0.1 s, and each pod that starts asks for one. With
 of the event loop between two plans. The shorter one of the last two plans counts, because this process may have stood still.
 """
 STARTING_PODS, STARTING_REST_S = 4, 0.2
-"""Least time between two plans of a job that has more pods than that and no generation. Each pod changes five times and more
-until its worker is ready, and a plan for each change is most of the operator's cost of a pod. A small job starts at once."""
+"""Least time between two plans of a job that has more pods than that and no generation. A small job starts at once.
+
+Each pod changes five times and more until its worker is ready. A plan for each change was most of the operator's cost of a pod."""
 BUDGET_RETRY_PART, BUDGET_RETRY_MIN_S = 0.1, 0.1
 """Progress that is due when all jobs together have written enough of it waits so much of the usual time longer."""
 
