@@ -182,6 +182,8 @@ class Core:
             self._hangs.answered(process, event.message)
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Observed):
             self._script.observed(process, event.message, now_s)
+        elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Stepped):
+            pass
         elif isinstance(event, ev.FromTrainer):
             self._session.take(process, event.message, now_s)
         elif isinstance(event, ev.Spawned):

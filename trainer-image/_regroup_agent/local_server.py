@@ -1,7 +1,8 @@
 """The agent's Unix socket, to which the trainer processes connect. Reads and writes protocol.local, one JSON line each.
 
 Owns the connections. A session's connection begins with `Attach` and lasts; it is known by its local rank. A short one carries
-one message: `TakeStore`, `Observed` or `CannotRun`. The core decides what a message means.
+one message: `TakeStore`, `Observed` or `CannotRun`. One that carries `Stepped` stays open until the process closes it.
+The core decides what a message means.
 """
 
 from __future__ import annotations
@@ -137,10 +138,11 @@ class LocalServer:
             self._give_store(connection, message)
         elif isinstance(message, local.Attach):
             self._attach(connection, message)
-        elif isinstance(message, (local.Observed, local.CannotRun)):
+        elif isinstance(message, (local.Observed, local.CannotRun, local.Stepped)):
             if self._expects(message.local_rank, message.incarnation):
                 self._on_message(message.local_rank, message.incarnation, message)
-            connection.close()
+            if not isinstance(message, local.Stepped):
+                connection.close()
         elif connection.attached:
             self._on_message(connection.local_rank, connection.incarnation, message)
         else:

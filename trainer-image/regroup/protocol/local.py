@@ -3,7 +3,7 @@
 A trainer opens one long connection and begins with `Attach`. For the store's listening socket it opens a second, short one. It
 sends `TakeStore` there; the agent answers with one byte and closes. `1`: a descriptor comes with it as SCM_RIGHTS. `0`: the port is
 free, bind it yourself. The hook in an unmodified script opens one for each `Observed`, the library one for
-a `CannotRun`, and neither reads an answer.
+a `CannotRun`, and neither reads an answer. The same hook sends its `Stepped` on one connection that may stay open, or on one each.
 """
 
 from dataclasses import dataclass
@@ -186,6 +186,20 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Stepped:
+    """The optimizer steps of an unmodified script, counted by the hook in its process. It is sent at most once a second.
+
+    `steps`: optimizer steps of this process since its start. `step_s`: mean seconds of a step since the last message.
+    """
+
+    TYPE = "stepped"
+    local_rank: int
+    incarnation: int
+    steps: int
+    step_s: float
+
+
+@dataclass(frozen=True)
 class CannotRun:
     """The library ends this process, and would end each one that is started after it. What it found, such as the version of torch,
     does not change while the job runs. The message has a connection of its own. `message`: one sentence."""
@@ -210,6 +224,7 @@ FROM_TRAINER = codec.Registry(
     Stack,
     TakeStore,
     Observed,
+    Stepped,
     CannotRun,
 )
 
