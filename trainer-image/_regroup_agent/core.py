@@ -20,6 +20,7 @@ from . import events as ev
 from .aggregate import SESSION
 from .hangs import Hangs
 from .script import Script
+from .script_progress import Words
 from .session import Session
 from .statefile import UNKNOWN, Saved
 from .worker import Identity, Worker
@@ -85,7 +86,8 @@ class Core:
         """Time at which the caller must hand in a `Tick`, on the clock of `handle`; None: only another event matters."""
         worker = self._worker
         dues = [p.start_at_s for p in worker.processes]
-        dues += [worker.progress.due_s if worker.connected else None, self._changed_due_s, self._hangs.due_s]
+        reports = [worker.progress.due_s, worker.script_progress.due_s] if worker.connected else []
+        dues += [*reports, self._changed_due_s, self._hangs.due_s]
         if not worker.stopped:  # a worker that ends has no timers of its tier
             dues.append(worker.ending.due_s if worker.ending else self._script.due_s)
         return min((due for due in dues if due is not None), default=None)
@@ -139,7 +141,7 @@ class Core:
 
     def _dispatch(self, event: ev.Event, now_s: float) -> None:
         worker = self._worker
-        if isinstance(event, (ev.FromTrainer, ev.Spawned, ev.Detached, ev.Exited, ev.Probed)):
+        if isinstance(event, (ev.FromTrainer, ev.Told, ev.Spawned, ev.Detached, ev.Exited, ev.Probed)):
             if worker.expects(event.local_rank, event.incarnation):
                 self._of_process(event, now_s)
         elif isinstance(event, ev.Commanded):
@@ -165,6 +167,7 @@ class Core:
         elif isinstance(event, ev.Paced):
             worker.progress_factor = event.progress_factor
             worker.progress.hurry(worker.progress_interval_s)
+            worker.script_progress.hurry(worker.progress_interval_s)
         elif isinstance(event, ev.Terminated):
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):
@@ -173,7 +176,7 @@ class Core:
             worker.snapshotted(event.local_rank, event.snapshot)
 
     def _of_process(
-        self, event: ev.FromTrainer | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float
+        self, event: ev.FromTrainer | ev.Told | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float
     ) -> None:
         process = self._worker.processes[event.local_rank]
         if isinstance(event, ev.Probed):
@@ -183,7 +186,10 @@ class Core:
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Observed):
             self._script.observed(process, event.message, now_s)
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Stepped):
-            pass
+            words = Words(step=event.message.steps, step_s=event.message.step_s)
+            self._worker.told(process, wire.COUNTED, words)
+        elif isinstance(event, ev.Told):
+            self._worker.told(process, event.way, event.words)
         elif isinstance(event, ev.FromTrainer):
             self._session.take(process, event.message, now_s)
         elif isinstance(event, ev.Spawned):
@@ -201,6 +207,9 @@ class Core:
         process = worker.processes[event.local_rank]
         if process.inside:
             worker.say_last_progress(now_s)
+        if worker.script_progress.due_s is not None:  # its last word, before the agent may be told to end
+            worker.script_progress.due_s = now_s
+            self._say_script_progress(now_s)
         process.running = process.attached = False
         process.inside, process.state, process.state_adopted = 0, None, 0
         process.busy = process.first_step_since_s = None
@@ -215,6 +224,7 @@ class Core:
             said = worker.take_progress(now_s)
             if said is not None:
                 worker.send(said)
+        self._say_script_progress(now_s)
         self._hangs.tick(now_s)
         if worker.ending is not None:
             if worker.ending.is_leaving_due(now_s):
@@ -235,6 +245,16 @@ class Core:
             self._changed_s = self._changed_due_s = None
             if worker.key() != worker.said:
                 worker.send(wire.Changed())
+
+    def _say_script_progress(self, now_s: float) -> None:
+        """Report what a script has said of its progress, once the time for it has come."""
+        worker = self._worker
+        due_s = worker.script_progress.due_s
+        if not worker.connected or due_s is None or now_s < due_s:
+            return
+        said = worker.script_progress.take(now_s)
+        if said is not None:
+            worker.send(said)
 
     # --- commands --------------------------------------------------------------------------------------------------
 
@@ -432,6 +452,9 @@ class Core:
             worker.send(worker.adopted_body[1])
         if worker.progress.newest is not None and worker.progress.generation == generation:
             worker.send(worker.progress.take_again(now_s, worker.lost_s))
+        words = worker.script_progress.take(now_s)
+        if words is not None:
+            worker.send(words)
         if worker.finished_body is not None and worker.finished_body[0] == generation:
             worker.send(worker.finished_body[1])
         if worker.ending is not None and worker.ending.leave_at_s is not None:

@@ -14,6 +14,7 @@ from regroup.protocol.snapshot import SnapshotState
 
 from .memory import Memory
 from .observing import Watch
+from .script_progress import Words
 from .statefile import Saved
 
 # --- events --------------------------------------------------------------------------------------------------------
@@ -48,6 +49,17 @@ class FromTrainer:
     local_rank: int
     incarnation: int
     message: Any
+
+
+@dataclass(frozen=True)
+class Told:
+    """A script's process has said how far it is, in its lines or by a request (script_progress)."""
+
+    local_rank: int
+    incarnation: int
+    way: str
+    """wire.LOGGED or wire.REPORTED."""
+    words: Words
 
 
 @dataclass(frozen=True)
@@ -136,6 +148,7 @@ Event = Union[
     Commanded,
     Paced,
     FromTrainer,
+    Told,
     Detached,
     Spawned,
     Held,

@@ -11,12 +11,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from regroup.protocol import env, local, snapshot
-from regroup.protocol.wire import ProcessStack
+from regroup.protocol.progress_log import PatternError, compile_pattern
+from regroup.protocol.wire import LOGGED, REPORTED, ProcessStack
 
 from . import events as ev
 from . import gpus, kernel_view
@@ -31,6 +32,9 @@ from .memory import LOOK_EVERY_S, MemoryCgroup
 from .output import Output
 from .posix import become_subreaper
 from .prober import Prober, QuietPort
+from .progress_lines import ProgressPattern
+from .progress_server import ProgressServer, reporting_env
+from .script_progress import Words
 from .script_settings import ScriptSettings, script_settings
 from .statefile import StateFile
 from .store_socket import StoreSocket
@@ -111,6 +115,11 @@ class Agent:
             self._label if self._processes > 1 else None,
             lambda local_rank, incarnation: self._feed(ev.Spawned(local_rank, incarnation)),
             self._exited,
+            _pattern(environ, lambda rank, incarnation, words: self._told(rank, incarnation, LOGGED, words)),
+        )
+        self._reports = ProgressServer(
+            environ[env.STATE_DIR],
+            lambda rank, incarnation, words: self._told(rank, incarnation, REPORTED, words),
         )
         self._link = Link(
             Endpoint(
@@ -151,6 +160,10 @@ class Agent:
             take_store=self._take_store,
             log=log,
         )
+        try:
+            await self._reports.start()
+        except OSError as error:
+            log(f"Programs cannot report their progress to the agent: {error.strerror or error}.")
         if self._zygote is not None:
             self._zygote.start()
         self._feed(ev.StoreOpened(self._store.port))
@@ -165,6 +178,7 @@ class Agent:
             link.cancel()
             self._prober.observe(())
             self._server.close()
+            self._reports.close()
             if made:
                 shutil.rmtree(made, ignore_errors=True)
 
@@ -245,7 +259,24 @@ class Agent:
             restarts=effect.restarts,
             generation=effect.generation,
         )
+        if effect.generation is not None:  # a session tells its progress itself
+            process_env = self._reporting(effect, process_env)
         self._trainers.start(effect.local_rank, effect.incarnation, process_env)
+
+    def _reporting(self, effect: ev.Start, process_env: dict[str, str]) -> dict[str, str]:
+        """Return a script's environment with the place where it can report its progress."""
+        if not self._reports.url:
+            return process_env
+        try:
+            token_file = self._reports.issue(effect.local_rank, effect.incarnation)
+        except OSError as error:
+            log(f"Process {effect.local_rank} cannot report its progress to the agent: {error.strerror or error}.")
+            return process_env
+        return reporting_env(process_env, self._reports.url, token_file)
+
+    def _told(self, local_rank: int, incarnation: int, way: str, words: Words) -> None:
+        # The last lines of a process are read while its exit is handled, before the core hears of the exit.
+        self._feed(ev.Told(local_rank, incarnation, way, words))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -330,6 +361,18 @@ def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettin
         except OSError:
             continue
     return ScriptSettings()
+
+
+def _pattern(environ: Mapping[str, str], on_words: Callable[[int, int, Words], None]) -> ProgressPattern | None:
+    """Return the pattern of spec.progress.log; None: there is none, or this version of Python cannot use it, which is logged."""
+    text = environ.get(env.PROGRESS_LOG)
+    if not text:
+        return None
+    try:
+        return ProgressPattern(compile_pattern(text), log, on_words)
+    except PatternError as error:
+        log(f"spec.progress.log {error}")
+        return None
 
 
 def _snapshots(environ: Mapping[str, str], processes: int) -> dict[int, snapshot.Snapshot]:

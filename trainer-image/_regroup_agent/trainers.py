@@ -24,6 +24,7 @@ from .launch.environment import hooked_env
 from .lines import Lines
 from .orphans import left_behind
 from .posix import die_with_parent
+from .progress_lines import ProgressPattern, ProgressReader
 from .zygote import Zygote
 
 _F_GETPIPE_SZ = 1032
@@ -41,6 +42,8 @@ class _Stream:
     pipe: int
     """Reading end here; -1 once it is closed."""
     lines: Lines = field(default_factory=Lines)
+    progress: ProgressReader | None = None
+    """Reads what the lines say of the program's progress; None: nobody asked for that."""
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Trainers:
     - `on_exited(local_rank, incarnation, code, last_words)` is called when one has ended.
     - `write(fd, data)` gets their output: 1 for stdout, 2 for stderr. It must not block.
     - `label(local_rank)` returns the text before each line. It is None for a pod's only process, whose stdout does not come here.
+    - `pattern` is looked for in all lines; None: there is none. With a pattern the stdout of a pod's only process comes here, too.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class Trainers:
         label: Callable[[int], bytes] | None,
         on_spawned: Callable[[int, int], None],
         on_exited: Callable[[int, int, int, LastWords], None],
+        pattern: ProgressPattern | None = None,
     ) -> None:
         self._command, self._zygote, self._hook_directory = list(command), zygote, hook_directory
         self._write, self._label, self._on_spawned, self._on_exited = write, label, on_spawned, on_exited
+        self._pattern = pattern
         self._by_rank: dict[int, _Trainer] = {}
         self._by_pid: dict[int, _Trainer] = {}
         self._num_asked = 0
@@ -93,10 +99,11 @@ class Trainers:
         trainer = _Trainer(local_rank, incarnation, place=env.get(GROUP_PLACE, ""))
         self._by_rank[local_rank] = trainer
         write_fds = []
-        for fd in (2,) if self._label is None else (2, 1):
+        for fd in (2,) if self._label is None and self._pattern is None else (2, 1):
             read_fd, write_fd = os.pipe()
             os.set_blocking(read_fd, False)
-            stream = _Stream(fd, read_fd)
+            reader = None if self._pattern is None else self._pattern.reader(local_rank, incarnation)
+            stream = _Stream(fd, read_fd, progress=reader)
             trainer.streams.append(stream)
             write_fds.append(write_fd)
             asyncio.get_running_loop().add_reader(read_fd, self._read, trainer, stream)
@@ -253,6 +260,8 @@ class Trainers:
         if stream.fd == 2:
             trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
         self._pass_on(stream, data if self._label is None else stream.lines.add(data, self._label(trainer.local_rank)))
+        if stream.progress is not None:
+            stream.progress.add(data)
         return len(data)
 
     def _close(self, trainer: _Trainer, stream: _Stream) -> None:
@@ -262,6 +271,8 @@ class Trainers:
             stream.pipe = -1
             if self._label is not None:
                 self._pass_on(stream, stream.lines.end(self._label(trainer.local_rank)))
+            if stream.progress is not None:
+                stream.progress.end()
 
     def _pass_on(self, stream: _Stream, data: bytes) -> None:
         if data:

@@ -16,7 +16,7 @@ from regroup.protocol.document import Document
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Condition, Seal
 
-from . import aggregate, ending, progress
+from . import aggregate, ending, progress, script_progress
 from . import events as ev
 from .aggregate import SCRIPT, SESSION, UNKNOWN_TIER, Facts, Process
 from .memory import OOM_KILLED, out_of_memory
@@ -72,6 +72,7 @@ class Worker:
         self.ending: ending.Ending | None = None
         self.stopped = False
         self.progress = progress.Progress()
+        self.script_progress = script_progress.ScriptProgress()
         self.progress_factor = 1.0
         """Factor of the report interval in the operator's last answer (wire.Answered)."""
         self.adopted_body: tuple[int, wire.Adopted] | None = None
@@ -229,6 +230,18 @@ class Worker:
         said = self.progress.take(now_s)
         return said if self.progress.generation == self.condition_and_seal()[0].generation else None
 
+    def told(self, process: Process, way: str, words: script_progress.Words) -> None:
+        """Take in what a script's process says of its progress. The word of a process that is being replaced comes too late."""
+        if self.by_session or self.replacing or self.script_cause is not None:
+            return
+        self.script_progress.told(
+            way,
+            (process.local_rank, process.incarnation),
+            words,
+            interval_s=self.progress_interval_s,
+            now_s=self.now_s,
+        )
+
     def say_last_progress(self, now_s: float) -> None:
         """Report a commit that still waits for its time. Called when a process leaves a generation, before reports name another."""
         said = self.take_progress(now_s) if self.connected and self.progress.due_s is not None else None
@@ -296,6 +309,7 @@ class Worker:
             started.append(ev.Start(rank, incarnation, generation, self.starts))
         self.starts += 1
         self.launched_s = now_s
+        self.script_progress.begin()
         self.unobserved = False
         if generation is None:
             self.persist(incarnation=incarnation)

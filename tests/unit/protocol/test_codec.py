@@ -119,6 +119,7 @@ CHECKPOINT = CheckpointRef(3, 10, "step-10")
 BODIES: list[Any] = [
     wire.Hello(1, 2, 3), wire.Changed(), wire.Adopted(3, "self", StatePair(1, 3), 2.0, True),
     wire.Progress(3, 0.25, 24, "d", 10, 100.0, 5.0, 1, {"generation": 1, "step": 2, "directory": "x"}),
+    wire.ScriptProgress(3, wire.REPORTED, 40, 60, 66.5, 0.5, 0.25, 5.0, 2.0, 9.5, 12.5),
     wire.Fault("exit", "m", 3, 0, -9, last_line="last", peer="peer", peer_rank=1, observed_ms=2.0),
     wire.Draining(3.0), wire.Finished(10),
     wire.Stacks((wire.ProcessStack(0, 4, "outside", 61.5, "load (train.py:4)", "load (train.py:4) < main", "eval"),)),
@@ -138,6 +139,7 @@ LOCAL: list[Any] = [
     local.AdoptedLocally(3, 9, "self", StatePair(2, 9), 1.0, True),
     local.Committed(3, 9, 8, 0.5, 1, "d", 10, 3.0, 1.0, 1, {"step": 1}),
     local.Left(3, None, 0, 5, "witness", "m", 1), local.Snapshotted(StatePair(2, 9), 2, True), local.FinishedLocally(3, 10),
+    local.Stepped(0, 3, 12, 0.5),
     local.TakeStore(3), local.Observed(0, 3, "formed"), local.CannotRun(0, 3, "torch 2.10 is too old."),
     local.Answer("entering", 3, True, 2, "m"), ASSIGNMENT, local.PruneLocally(("a",)), local.StopLocally("Complete"),
     local.BusyLocally("pause", "eval", 60.0), local.DumpStacksLocally(), local.FinishLocally(3, 10, 2, 4, CHECKPOINT),

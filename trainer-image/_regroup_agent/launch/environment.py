@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from regroup.protocol import env, wire
 
 _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME,
-               env.ENDS_ON_SIGINT, env.GROUP_POSITION)  # fmt: skip
+               env.ENDS_ON_SIGINT, env.GROUP_POSITION, env.PROGRESS_LOG)  # fmt: skip
 
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:

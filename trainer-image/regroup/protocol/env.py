@@ -29,6 +29,8 @@ STATE_DIR = "REGROUP_STATE_DIR"
 MAX_RESTARTS = "REGROUP_MAX_RESTARTS"
 GRACE_SECONDS = "REGROUP_GRACE_SECONDS"
 """Seconds between SIGTERM to the agent and SIGKILL, a little less than the pod's grace period (absent: 25)."""
+PROGRESS_LOG = "REGROUP_PROGRESS_LOG"
+"""spec.progress.log: the agent applies this pattern to the lines of its processes (absent: it reads none)."""
 
 # --- agent -> trainer ----------------------------------------------------------------------------------------------
 SOCKET = "REGROUP_SOCKET"

@@ -92,6 +92,39 @@ class Progress:
     """The gradient noise scale, in the unit of weights; None: it is not measured, or not known yet."""
 
 
+LOGGED, REPORTED, COUNTED = "Logged", "Reported", "Counted"
+"""The ways in which an unmodified script says how far it is (ScriptProgress.way)."""
+
+
+@dataclass(frozen=True)
+class ScriptProgress:
+    """The words of an unmodified script on its progress.
+
+    It is outside of the protocol's rules: no decision on membership, checkpoints or lineage follows from it, and it proves no life.
+    """
+
+    TYPE = "scriptProgress"
+    incarnation: int
+    """Incarnation of the newest process that has said something of it."""
+    way: str
+    """LOGGED, REPORTED or COUNTED. A counted step is the number of optimizer steps since the processes started."""
+    step: Optional[int] = None
+    total_steps: Optional[int] = None
+    percent: Optional[float] = None
+    """Share of the work that is done, 0 to 100, by the program's own word."""
+    loss: Optional[float] = None
+    step_s: Optional[float] = None
+    """Seconds for one step, over the last changes of the number."""
+    remaining_s: Optional[float] = None
+    """Seconds until the end at the present pace, as the agent has measured it."""
+    every_s: Optional[float] = None
+    """Median time between two changes of what the program says; None before the second one."""
+    longest_s: Optional[float] = None
+    """The longest time between two of them."""
+    age_ms: float = 0.0
+    """Age of the last one when this was sent."""
+
+
 CANNOT_RUN = "CannotRun"
 """Reason of a fault: no process of the job can run, whenever it is started (local.CannotRun)."""
 
@@ -178,7 +211,7 @@ class Stacks:
     processes: tuple[ProcessStack, ...]
 
 
-REPORTS = codec.Registry(Hello, Changed, Adopted, Progress, Fault, Draining, Finished, Stacks)
+REPORTS = codec.Registry(Hello, Changed, Adopted, Progress, ScriptProgress, Fault, Draining, Finished, Stacks)
 
 REPORT_EVERY_S = 1.0
 """The two lowest members of a generation report progress this often at most; `Answered` may ask for less."""
@@ -246,6 +279,8 @@ class Report:
             _check_counts("adopted.state", body.state, ("generation", "step"))
         if isinstance(body, Fault) and not -(2**31) <= (body.exit_code or 0) < 2**32:
             raise codec.ProtocolError(f"fault.exitCode ({body.exit_code}) is no exit code. Send 0 to 255, or -signal.")
+        if isinstance(body, ScriptProgress) and not 0 <= (body.percent or 0.0) <= 100:
+            raise codec.ProtocolError(f"scriptProgress.percent ({body.percent}) is no share. Send 0 to 100.")
         if isinstance(body, Progress) and body.checkpoint is not None:
             checkpoint = codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
             _check_counts("progress.checkpoint", checkpoint, ("generation", "step"))
@@ -256,6 +291,7 @@ _COUNTS = {
     "hello": ("protocol", "processes", "faults"),
     "adopted": ("start_step",),
     "progress": ("step", "samples", "steps_redone", "snapshot_step"),
+    "scriptProgress": ("incarnation", "step", "total_steps"),
     "fault": ("step", "local_rank", "peer_rank", "ended", "generation", "incarnation"),
     "finished": ("step",),
 }
