@@ -123,6 +123,12 @@ def parser() -> argparse.ArgumentParser:
         help="seconds without a step until the job counts as hung (default: from its step times, at least 300)",
     )
     run.add_argument(
+        "--progress-log",
+        metavar="PATTERN",
+        help="regular expression with the groups step, total, percent and loss, which finds the progress of a script without the "
+        r"library in its output, such as 'iter (?P<step>\d+): loss (?P<loss>\S+)'",
+    )
+    run.add_argument(
         "--first-step-seconds",
         type=seconds,
         default=Settings.first_step_s,

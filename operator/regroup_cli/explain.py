@@ -29,7 +29,7 @@ def table(jobs: Iterable[Object], *, namespaces: bool = False) -> str:
             state(job),
             summary.get("ready") or "-",
             _text((status.get("membership") or {}).get("generation")),
-            _steps(progress),
+            _steps(summary, progress) or "-",
             summary.get("loss") or "-",
             summary.get("eta") or "-",
             _text((status.get("restarts") or {}).get("total", 0)),
@@ -51,8 +51,8 @@ def line(job: Object) -> str:
         parts.append(f"{summary['ready']} ready")
     if membership:
         parts.append(f"generation {membership['generation']} ({membership['worldSize']} ranks)")
-    if progress.get("step") is not None:
-        parts.append(f"step {_steps(progress)}")
+    if steps := _steps(summary, progress):
+        parts.append(steps if steps.endswith("%") else f"step {steps}")
     if summary.get("loss"):
         parts.append(f"loss {summary['loss']}")
     if status.get("goodput"):
@@ -142,10 +142,12 @@ def _when(event: Object) -> str:
     return str(series.get("lastObservedTime") or event.get("eventTime") or event.get("lastTimestamp") or "")
 
 
-def _steps(progress: Object) -> str:
-    if progress.get("step") is None:
-        return "-"
-    return f"{progress['step']}/{progress['totalSteps']}" if progress.get("totalSteps") else f"{progress['step']}"
+def _steps(summary: Object, progress: Object) -> str:
+    """Return how far a job is: its step, and the number of steps if it is known; else the share of the work, or nothing."""
+    step, total = summary.get("step"), progress.get("totalSteps")
+    if not step:
+        return str(summary.get("progress") or "")
+    return f"{step}/{total}" if total else str(step)
 
 
 def _text(value: Any) -> str:

@@ -272,6 +272,8 @@ class LocalWorkers:
             }
             if spec.checkpoint.resume_path is not None:
                 out[env.RESUME_FROM] = spec.checkpoint.resume_path
+        if job.progress_log is not None:
+            out[env.PROGRESS_LOG] = job.progress_log
         if spec.memory_snapshot is not None:
             (home / "snapshot").mkdir(exist_ok=True)
             out |= {

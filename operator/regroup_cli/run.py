@@ -72,6 +72,8 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         spec["checkpoint"]["resumeFrom"] = str(begun)
     if args.memory_snapshot is not None:
         spec["memorySnapshot"] = {"sizeLimit": args.memory_snapshot, "everySeconds": args.memory_snapshot_every}
+    if args.progress_log is not None:
+        spec["progress"] = {"log": args.progress_log}
     return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
 
 
@@ -409,9 +411,11 @@ def _line(job: Job) -> str:
         parts.append(f"{summary.ready} ready")
     if status.membership is not None:
         parts.append(f"generation {status.membership.generation} ({status.membership.world_size} ranks)")
-    if status.progress is not None and status.progress.step is not None:
-        of = f"/{status.progress.total_steps}" if status.progress.total_steps else ""
-        parts.append(f"step {status.progress.step}{of}")
-        if status.progress.loss is not None:
-            parts.append(f"loss {status.progress.loss:.4g}")
+    if summary is not None and summary.step:
+        total = status.progress.total_steps if status.progress is not None else None
+        parts.append(f"step {summary.step}/{total}" if total else f"step {summary.step}")
+    elif summary is not None and summary.progress:
+        parts.append(summary.progress)
+    if summary is not None and summary.loss:
+        parts.append(f"loss {summary.loss}")
     return "  ".join(parts)

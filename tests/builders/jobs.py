@@ -267,6 +267,11 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
         lambda job: job["spec"]["memorySnapshot"].update(sizeLimit="2Gi"),
         _once("spec.memorySnapshot cannot change"),
     ),
+    "pattern of the progress": (
+        with_spec(progress={"log": "(?P<step>[0-9]+)"}),
+        lambda job: job["spec"].pop("progress"),
+        _once("spec.progress cannot change"),
+    ),
     "checkpoint to begin with": (
         with_spec(checkpoint={"volumeClaim": "ckpt", "resumeFrom": "step-7.g1-ab"}),
         lambda job: job["spec"]["checkpoint"].update(resumeFrom="step-8.g1-ab"),

@@ -43,6 +43,7 @@ CHANGE_RULES = [
     _unless_started(_same_optional("roles"), f"spec.roles cannot change {_ONCE}"),
     _unless_started(_same_optional("checkpoint"), f"spec.checkpoint cannot change {_ONCE}"),
     _unless_started(_same_optional("memorySnapshot"), f"spec.memorySnapshot cannot change {_ONCE}"),
+    _unless_started(_same_optional("progress"), f"spec.progress cannot change {_ONCE}"),
     _unless_started(
         "self.spec.network.podNames == oldSelf.spec.network.podNames", f"spec.network.podNames cannot change {_ONCE}"
     ),
@@ -91,6 +92,8 @@ def _problems(old: Job, new: Job) -> Iterator[str]:
         yield f"spec.checkpoint cannot change {_ONCE}"
     if new.spec.memory_snapshot != old.spec.memory_snapshot:
         yield f"spec.memorySnapshot cannot change {_ONCE}"
+    if new.spec.progress != old.spec.progress:
+        yield f"spec.progress cannot change {_ONCE}"
     if new.spec.network != old.spec.network:
         yield f"spec.network.podNames cannot change {_ONCE}"
     if new.elastic != old.elastic:

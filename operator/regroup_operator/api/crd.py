@@ -59,7 +59,13 @@ def _column(name: str, type: str, path: str, description: str, *, wide: bool = F
 COLUMNS = [
     _column("State", "string", ".status.summary.state", "What the job is doing, or why it was rejected."),
     _column("Ready", "string", ".status.summary.ready", "Ready and wanted workers."),
-    _column("Step", "integer", ".status.progress.step", "Last step that the failure of a worker cannot undo."),
+    _column(
+        "Step",
+        "string",
+        ".status.summary.step",
+        "Last step that the failure of a worker cannot undo; of a script without the library the step that it says, or + and the "
+        "number of optimizer steps since its start.",
+    ),
     _column("Progress", "string", ".status.summary.progress", "Share of committed steps."),
     _column("Loss", "string", ".status.summary.loss", "Loss of the last reported step."),
     _column("Restarts", "integer", ".status.restarts.total", "Restarted training processes and replaced pods."),

@@ -17,6 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from regroup.protocol.progress_log import PatternError, compile_pattern
+from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
 from regroup_operator.api.members import parse_members
@@ -86,6 +88,11 @@ class Job:
         return self.spec.elastic_policy is not None
 
     @property
+    def progress_log(self) -> str | None:
+        """spec.progress.log, None if no lines are read."""
+        return None if self.spec.progress is None else self.spec.progress.log
+
+    @property
     def has_ended(self) -> bool:
         """True if the status says that it is complete, or has failed: then it stays so."""
         said = self.status.conditions or ()
@@ -105,6 +112,8 @@ class Job:
         return copy.deepcopy(dict(self.raw["spec"]["template"]))
 
 
+MAX_QUOTED_PATTERN = 80
+"""Characters of a pattern that are repeated in the sentence on it."""
 NOT_REPEATED = ("template", "roles")
 """Fields of the spec that status.acceptedSpec leaves out: they cannot change once the job has started, and are long. What their
 pods are made from is held by status.templateDigest."""
@@ -136,7 +145,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     if not isinstance(spec_raw, Mapping):
         raise SpecError("spec is missing. Give at least spec.template.")
     spec = _spec_of(spec_raw)
-    for problem in _template_problems(spec_raw, spec):
+    for problem in (*_template_problems(spec_raw, spec), *_progress_problems(spec)):
         raise SpecError(problem)
     job = _job_of(raw, spec)
     processes_per_worker(job)
@@ -263,7 +272,7 @@ def worker_digest(job: Job) -> str:
     """
     checkpoint, recovery, snapshot = job.spec.checkpoint, job.spec.recovery, job.spec.memory_snapshot
     processes = processes_per_worker(job)
-    made_from = {
+    made_from: dict[str, Any] = {
         "template": job.raw["spec"]["template"],
         "processes": processes,
         "maxWorldSize": processes * job.max_replicas,
@@ -273,6 +282,8 @@ def worker_digest(job: Job) -> str:
         "memorySnapshot": None if snapshot is None else snapshot.model_dump(),
         "podNames": job.spec.network.pod_names,
     }
+    if job.progress_log is not None:
+        made_from["progressLog"] = job.progress_log
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -347,6 +358,17 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                 f"spec.checkpoint.resumeFrom ({resumed}) is not on a volume that container trainer mounts. Mount the volume of "
                 "that checkpoint there."
             )
+
+
+def _progress_problems(spec: JobSpec) -> Iterator[str]:
+    """Yield what is wrong with spec.progress.log."""
+    pattern = None if spec.progress is None else spec.progress.log
+    if pattern is None:
+        return
+    try:
+        compile_pattern(pattern)
+    except PatternError as error:
+        yield f"spec.progress.log ({shorten(pattern, MAX_QUOTED_PATTERN)}) {error}"
 
 
 def _limits(container: Mapping[str, Any]) -> Mapping[str, Any]:

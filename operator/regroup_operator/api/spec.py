@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from regroup.protocol.progress_log import MAX_PATTERN
 from regroup_operator.api.base import SpecModel, cel, with_rules
 from regroup_operator.api.names import ROLE_PATTERN, ROLE_WORKER
 from regroup_operator.api.template import PodTemplate, Role
@@ -202,6 +203,17 @@ def size_bytes(size: str) -> int:
     return int(size.removesuffix(unit)) * _UNITS[unit]
 
 
+class ProgressPolicy(SpecModel):
+    """The place of the job's progress in the output of a program that does not use the library. Immutable once the job has
+    started."""
+
+    log: str | None = Field(default=None, min_length=1, max_length=MAX_PATTERN)
+    """Regular expression of Python that is looked for in each line of the processes' output, for example
+    `^iter (?P<step>[0-9]+): loss (?P<loss>[0-9.]+)`. Its named groups are numbers: step, total (the number of steps), percent and
+    loss. At least one of step, percent and loss is needed. These numbers take the place of those that the program reports in
+    another way. A line counts up to its 1000th character."""
+
+
 Action = Literal["Fail", "Restart", "Ignore"]
 Signal = Literal[
     "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGUSR1", "SIGSEGV",
@@ -299,7 +311,9 @@ class RecoveryPolicy(SpecModel):
     """Seconds without a committed step after which the job counts as hung. The processes outside any collective are then
     killed and restarted in place, which counts as restarts. At least three times the median step time applies. Absent: the
     longest of 300 s, 20 times the median step time, and 3 times the longest time between two steps so far. The first step
-    of a process may take 1800 s, and a job.pause() block its max_s. Only for scripts that use the library."""
+    of a process may take 1800 s, and a job.pause() block its max_s. A script without the library is restarted as a whole, from its
+    own checkpoint, once its progress has stood still for so long. Absent: only condition Degraded says so, because an evaluation
+    looks the same."""
 
     on_exit: list[ExitRule] = Field(
         default_factory=list, max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}
@@ -450,6 +464,10 @@ class JobSpec(SpecModel):
     memory_snapshot: MemorySnapshotPolicy | None = None
     """A copy of the state in each worker's memory: if all processes end at once, training continues from it and not from
     the last checkpoint. Absent: none is kept. Immutable once the job has started. Tier Session only."""
+
+    progress: ProgressPolicy | None = None
+    """The place of the job's progress in the output of a program that does not use the library. Absent: the job shows what the
+    program reports by itself, or the optimizer steps that are counted in its processes. Immutable once the job has started."""
 
     recovery: RecoveryPolicy = Field(default_factory=RecoveryPolicy, json_schema_extra={"default": {}})
     """Bounds for failures: how many the job survives, and when a silent or hanging worker counts as failed."""

@@ -116,13 +116,29 @@ class Progress(WrittenModel):
     """Progress of the job, as the members last reported it."""
 
     step: int | None = None
-    """Last step that every member has committed and that the failure of a member cannot undo."""
+    """Last step that every member has committed and that the failure of a member cannot undo. Of a script without the library the
+    step that it says itself."""
 
     total_steps: int | None = None
-    """Total number of steps, as the script passed it to job.steps()."""
+    """Total number of steps, as the script passed it to job.steps(), or says it."""
 
     loss: float | None = None
     """Loss of this step. On a GPU it is the loss of the step before, until the job has finished."""
+
+    source: str | None = None
+    """The source of the progress of a script without the library. Logged: from lines that match spec.progress.log. Reported: the
+    script posts it by Kubeflow's protocol. Counted: optimizer steps are counted in its processes. Absent with the library."""
+
+    optimizer_steps: int | None = None
+    """Number of optimizer steps since the script's processes started, if source is Counted. It is not the script's own step: it
+    begins at 0 after each restart, and counts the steps of all optimizers."""
+
+    percent: float | None = None
+    """Share of the work that is done, as a script without the library says it."""
+
+    remaining_seconds: int | None = None
+    """Time left when this was reported, at the script's pace since its processes started. Absent with the library, and where the
+    script does not say how much there is to do."""
 
     samples_per_second: float | None = None
     """Committed samples per second."""
@@ -401,6 +417,9 @@ class Summary(WrittenModel):
 
     ready: str = ""
     """Ready and wanted workers, for example "3/4"."""
+
+    step: str = ""
+    """The step. "+37" is the number of optimizer steps since the processes of a script started that says no step itself."""
 
     progress: str = ""
     """Share of committed steps, for example "37%"."""

@@ -21,6 +21,7 @@ from regroup.protocol.wire import (
     Progress,
     ProgressRequest,
     Report,
+    ScriptProgress,
     Stop,
     Welcome,
 )
@@ -171,6 +172,8 @@ class Registry:
             self.dropped_reports += 1
             return False
         factor = self.progress_factor
+        if isinstance(report.body, ScriptProgress):
+            session = session.but(report_every_s=REPORT_EVERY_S * factor)
         if isinstance(report.body, Progress):
             every_s = REPORT_EVERY_S * factor
             has_moved = before is None or before.progress_told_s != session.progress_told_s

@@ -16,6 +16,7 @@ from regroup.protocol.wire import (
     Hello,
     Progress,
     Report,
+    ScriptProgress,
     Stacks,
 )
 from regroup_operator.model.records import ProcessExit, Session, Silence
@@ -82,12 +83,15 @@ _TEXTS = ("checkpoint_problem", "snapshot_problem", "checkpoints_late", "snapsho
 
 def is_routine(before: Session | None, after: Session, report: Report) -> bool:
     """Return whether a report says only how far training is: nobody asked for it, and nothing else has changed."""
-    if before is None or not isinstance(report.body, Progress) or report.body.first_step_ms is not None:
+    if before is None or not isinstance(report.body, Progress | ScriptProgress):
+        return False
+    if isinstance(report.body, Progress) and report.body.first_step_ms is not None:
         return False
     return (
         before.connected
         and before.unanswered_since_s is None
         and before.progress_generation == after.progress_generation
+        and before.script_generation == after.script_generation
         and _saved(before.progress) == _saved(after.progress)
         and _standing(before) == _standing(after)
     )
@@ -138,6 +142,8 @@ def _changed_by(session: Session, report: Report, now_s: float) -> dict[str, Any
         return {"adopted": body, "adopted_generation": generation}
     if isinstance(body, Progress):
         return _progressed(session, body, generation, now_s)
+    if isinstance(body, ScriptProgress):
+        return _script_progressed(session, body, report.condition, now_s)
     if isinstance(body, Fault):
         return _failed(session, body, report.condition.entered, now_s)
     if isinstance(body, Draining):
@@ -166,6 +172,15 @@ def _progressed(session: Session, body: Progress, generation: int, now_s: float)
         "step_s": _step_s(session, body, at_s) if same else session.step_s,
         "first_progress": first,
     }
+
+
+def _script_progressed(session: Session, body: ScriptProgress, condition: Condition, now_s: float) -> dict[str, Any]:
+    """Return what a script's word on its progress changes: nothing if it is a process's that has been replaced."""
+    before = session.script.incarnation if session.script is not None else 0
+    if not before <= body.incarnation <= condition.incarnation:
+        return {}
+    at_s = now_s - _age_s(body.age_ms / 1000)
+    return {"script": body, "script_generation": condition.generation, "script_at_s": at_s}
 
 
 def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from regroup.protocol.state import Condition, Seal
-from regroup.protocol.wire import REPORT_EVERY_S, Adopted, Draining, Fault, Progress, Stacks
+from regroup.protocol.wire import REPORT_EVERY_S, Adopted, Draining, Fault, Progress, ScriptProgress, Stacks
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import role_place
 
@@ -185,6 +185,11 @@ class Session:
     """Time of its next report of progress, if a step is committed by then; None: a second after the last one was told."""
     step_s: float | None = None
     """Mean duration of the steps between the last two reports of progress."""
+    script: ScriptProgress | None = None
+    """The last word of an unmodified script on its progress. It proves no life, and no decision on membership reads it."""
+    script_generation: int = 0
+    script_at_s: float = 0.0
+    """Time at which the script's progress last changed."""
     adopted: Adopted | None = None
     adopted_generation: int = 0
     """Generation that all of the worker's processes have adopted, by the newest report."""

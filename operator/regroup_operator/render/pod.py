@@ -241,6 +241,8 @@ def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str
         values[env.SNAPSHOT_DIR] = SNAPSHOT_DIR
         values[env.SNAPSHOT_BYTES] = str(snapshot.size_bytes)
         values[env.SNAPSHOT_EVERY_SECONDS] = str(snapshot.every_seconds)
+    if job.progress_log is not None:
+        values[env.PROGRESS_LOG] = job.progress_log.replace("$", "$$")  # the kubelet takes $(NAME) for a variable
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),

@@ -200,6 +200,24 @@ def test_what_collides_with_the_rendered_pod_is_refused(change: Change, part: st
 
 
 @pytest.mark.parametrize(
+    ("log", "sentence"),
+    [
+        ("(?P<step>", "spec.progress.log ((?P<step>) is no regular expression of Python: missing ), unterminated"),
+        (r"step (\d+)", r"spec.progress.log (step (\d+)) has none of the groups step, percent, loss."),
+        (
+            r"(?P<lr>\d+)",
+            r"spec.progress.log ((?P<lr>\d+)) has a group named lr. Name the groups step, total, percent, loss;",
+        ),
+    ],
+)
+def test_pattern_of_the_progress_that_finds_nothing_is_refused(log: str, sentence: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_job(make_job(progress={"log": log}))
+    assert str(refused.value).startswith(sentence)
+    assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize(
     ("resume_from", "part"),
     [
         ("/regroup/checkpoint", "(/regroup/checkpoint) is no checkpoint. Give what status.checkpoint.directory"),

@@ -20,7 +20,14 @@ from regroup_cli.streams import CLOSED, INTERRUPTED
 RUNNING: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "team-a"},
     "status": {
-        "summary": {"state": "Running", "ready": "3/3", "loss": "0.123", "eta": "12m", "progress": "40%"},
+        "summary": {
+            "state": "Running",
+            "ready": "3/3",
+            "step": "400",
+            "loss": "0.123",
+            "eta": "12m",
+            "progress": "40%",
+        },
         "membership": {"generation": 4, "worldSize": 6, "members": "0-2"},
         "progress": {"step": 400, "totalSteps": 1000},
         "restarts": {"total": 2},

@@ -156,7 +156,7 @@ def test_steady_job_writes_nothing_but_progress(tmp_path: Path) -> None:
     world.advance(60, step_every_s=0.2)
     assert world.store.num_writes - before in range(5, 8)  # one each ten seconds
     changed = {key for key, value in world.status.items() if status[key] != value}
-    assert changed == {"progress", "samples", "goodput", "observedAt"}
+    assert changed == {"progress", "samples", "goodput", "observedAt", "summary"}
 
 
 @pytest.mark.parametrize(

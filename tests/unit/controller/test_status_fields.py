@@ -25,6 +25,9 @@ ELSEWHERE = {
     "status.incidents.stepsRedone",
     "status.memorySnapshot",
     "status.memorySnapshot.step",
+    *(
+        f"status.progress.{name}" for name in ("optimizerSteps", "percent", "remainingSeconds", "source")
+    ),  # test_script_words.py
     "status.progress.noiseScale",
     "status.progress.samplesPerSecond",
     "status.progress.stepTime",

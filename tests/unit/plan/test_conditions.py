@@ -276,12 +276,20 @@ def columns(**given: Any) -> dict[str, Any]:
 
 
 def test_columns() -> None:
-    assert columns() == {"state": "Running", "ready": "2/3", "progress": "25%", "loss": "0.1235", "eta": "25m"}
+    assert columns() == {
+        "state": "Running",
+        "ready": "2/3",
+        "step": "500",
+        "progress": "25%",
+        "loss": "0.1235",
+        "eta": "25m",
+    }
     assert columns(phase="Waiting")["eta"] == ""
     assert columns(refused="InvalidTemplate")["state"] == "InvalidTemplate"
     assert columns(progress=None, samples=None) == {
         "state": "Running",
         "ready": "2/3",
+        "step": "",
         "progress": "",
         "loss": "",
         "eta": "",

@@ -42,6 +42,7 @@ def rendered() -> set[str]:
             checkpoint={"volumeClaim": "ckpt"},
             memorySnapshot={"sizeLimit": "1Gi"},
             recovery={"maxRestarts": 3},
+            progress={"log": "(?P<step>[0-9]+)"},
         )
     )
     pod = worker_pod(job, 0, 0, settings=RenderSettings(operator_url="https://regroup.ns.svc:8443", agent_image="a:1"))

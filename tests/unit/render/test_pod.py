@@ -337,6 +337,7 @@ def test_agent_is_copied_by_a_user_that_is_not_root(user: int | None, agents: in
         pytest.param(with_trainer(resources={"limits": {"nvidia.com/gpu": 2}}), True, id="GPUs"),
         pytest.param(with_spec(checkpoint={"volumeClaim": "ckpt"}), True, id="checkpoint"),
         pytest.param(with_spec(memorySnapshot={"sizeLimit": "1Gi"}), True, id="memory snapshot"),
+        pytest.param(with_spec(progress={"log": "(?P<step>\\d+)"}), True, id="pattern of the progress"),
         pytest.param(with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 6}), True, id="maxReplicas"),
         pytest.param(lambda job: job["spec"].pop("elasticPolicy"), True, id="fixed size"),
         pytest.param(with_spec(recovery={"maxRestarts": 9}), True, id="maxRestarts"),
@@ -355,6 +356,14 @@ def test_digest_changes_with_what_the_pod_is_made_from(change: Change, changes: 
     digests = [pod["metadata"]["annotations"].pop("regroup.dev/spec-digest") for pod in (before, after)]
     assert (before != after) is changes
     assert (digests[0] != digests[1]) is changes
+
+
+def test_pattern_of_the_progress_reaches_the_agent_as_it_was_written() -> None:
+    """The kubelet takes $(NAME) for a variable, and $$ for a dollar sign."""
+    pod = render(with_spec(progress={"log": "^(?P<step>\\d+)$(HOME)?$$"}))
+    values = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+    assert values["REGROUP_PROGRESS_LOG"] == "^(?P<step>\\d+)$$(HOME)?$$$$"
+    assert "REGROUP_PROGRESS_LOG" not in str(render())
 
 
 def test_digest_grows_with_a_job_of_fixed_size() -> None:

@@ -20,6 +20,7 @@ from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import Peers, with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
+from regroup_operator.plan.facts.script_words import ScriptWords, script_words
 from regroup_operator.plan.facts.size import Size, decide_size
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
 from regroup_operator.plan.facts.standing import GroupView, assess
@@ -75,6 +76,8 @@ class Facts:
     """Number of workers that the job has now: spec.replicas, or fewer while a growth waits."""
     finished: Finished | None
     """The end of the steps, as the status has it; None: there are steps to train."""
+    script: ScriptWords | None = None
+    """The words of an unmodified script on its progress; None: there are none, or the job has a session."""
 
     @property
     def memory(self) -> JobMemory:
@@ -287,6 +290,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         silences=silences,
         size=size,
         finished=finished,
+        script=script_words(current, members_of(workers)) if tier != "Session" else None,
     )
 
 

@@ -246,9 +246,12 @@ def assess(view: GroupView) -> tuple[Worker, ...]:
 def _available(pod: Pod, session: Session | None, tier: str | None, current: Current | None) -> bool:
     if not pod.alive or session is None or not session.connected:
         return False
-    if session.killed and session.condition.incarnation <= max(session.killed):
-        return False  # it hangs, and has not been started again
     phase = session.condition.phase
+    has_ended = (
+        tier == "Script" and phase == Phase.READY
+    )  # a script's processes start again with the next generation only
+    if session.killed and session.condition.incarnation <= max(session.killed) and not has_ended:
+        return False  # it hangs, and has not been started again
     if tier == "Session":
         return session.condition.session and phase in _ATTACHED
     if current is None and session.condition.heard == 0:

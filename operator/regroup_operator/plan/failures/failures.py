@@ -47,6 +47,7 @@ from regroup_operator.plan.failures.restarts import (
     restart_cause,
 )
 from regroup_operator.plan.failures.roles import role_verdict
+from regroup_operator.plan.failures.script_hang import find_script_hang
 from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
 from regroup_operator.plan.failures.unread import judge_unread
 
@@ -368,10 +369,22 @@ def _ignored_words(rules: Sequence[ExitRule], index: int, failure: Failure) -> s
 
 def _hang(facts: Facts) -> tuple[Hang, tuple[Worker, ...]]:
     """Find out whether the newest generation hangs. A worker whose processes hang stands as hung from here on."""
-    if facts.tier != "Session":
-        return Hang(), facts.workers
+    hang = Hang()
+    if facts.tier is not None:
+        hang = _hang_of_session(facts) if facts.tier == "Session" else _hang_of_script(facts)
+    if not hang.culprits:
+        return hang, facts.workers
+    return hang, tuple(
+        replace(w, standing=Standing.HUNG, available=False, since_s=hang.found_s, why=HUNG)
+        if w.id in hang.culprits
+        else w
+        for w in facts.workers
+    )
+
+
+def _hang_of_session(facts: Facts) -> Hang:
     inputs = facts.inputs
-    hang = find_hang(
+    return find_hang(
         current=facts.current,
         workers=facts.workers,
         processes=facts.processes,
@@ -381,13 +394,17 @@ def _hang(facts: Facts) -> tuple[Hang, tuple[Worker, ...]]:
         settings=inputs.settings,
         per_group=facts.per_group,
     )
-    if not hang.culprits:
-        return hang, facts.workers
-    return hang, tuple(
-        replace(w, standing=Standing.HUNG, available=False, since_s=hang.found_s, why=HUNG)
-        if w.id in hang.culprits
-        else w
-        for w in facts.workers
+
+
+def _hang_of_script(facts: Facts) -> Hang:
+    return find_script_hang(
+        current=facts.current,
+        words=facts.script,
+        workers=facts.workers,
+        processes=facts.processes,
+        hang_seconds=facts.inputs.job.spec.recovery.hang_seconds,
+        now_s=facts.inputs.clock.now_s,
+        settings=facts.inputs.settings,
     )
 
 

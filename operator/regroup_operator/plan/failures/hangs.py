@@ -67,6 +67,8 @@ class Hang:
     failure: str | None = None
     """The sentence that fails the job: it hung too often at the same step."""
     found_s: float = 0.0
+    is_only_said: bool = False
+    """Nothing follows but the message: the script may be slow, and its user has not said what a hang is."""
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,19 @@ def find_hang(
     clock = _clock(sessions, current, hang_seconds, settings)
     if now_s < clock.overdue_s:
         return Hang(due_s=clock.overdue_s)
-    asked = _ask(training, current, clock.overdue_s, clock, now_s)
+    late = clock.says(clock.overdue_s)
+    asked = ask_for_stacks(training, current, clock.overdue_s, late, now_s)
     if asked is not None:
         return asked
-    stacks = _stacks(training, current, processes, clock.overdue_s)
+    stacks = rank_stacks(training, current, processes, clock.overdue_s)
     alone = len(training) == len(members) and _waits_for_none(stacks)
     if alone and now_s < clock.alone_s:
         return _may_be_slow(clock, stacks)
     if alone:
-        asked = _ask(training, current, clock.alone_s, clock, now_s)
+        asked = ask_for_stacks(training, current, clock.alone_s, late, now_s)
         if asked is not None:
             return asked
-        stacks = _stacks(training, current, processes, clock.alone_s)
+        stacks = rank_stacks(training, current, processes, clock.alone_s)
         alone = _waits_for_none(stacks)
     outside = [place for place in stacks if place[2].place not in _INSIDE]
     if alone and len(outside) > 1:
@@ -220,7 +223,7 @@ def hangs_in_a_row(status: JobStatus, newest_step: int | None) -> int:
 
 def stack_lines(current: Current, workers: Iterable[Worker], processes: int) -> list[str]:
     """Return the ranks' last stacks in this generation, one shortened line each, those in no collective first."""
-    stacks = _stacks([w for w in workers if w.is_member], current, processes, 0.0)
+    stacks = rank_stacks([w for w in workers if w.is_member], current, processes, 0.0)
     stacks.sort(key=lambda entry: (entry[2].place in _INSIDE, entry[0]))
     return [
         shorten(f"rank {rank} ({worker.id}): {s.place}: {s.chain}", MAX_LINE) for rank, worker, s in stacks[:MAX_LINES]
@@ -241,8 +244,10 @@ def _excused_s(session: Session, hang_seconds: float | None, settings: Settings)
     return max(ends, default=0.0)
 
 
-def _ask(training: Sequence[Worker], current: Current, after_s: float, clock: _Clock, now_s: float) -> Hang | None:
-    """Return the agents to ask, or until when the operator waits for answers.
+def ask_for_stacks(
+    training: Sequence[Worker], current: Current, after_s: float, late: str, now_s: float
+) -> Hang | None:
+    """Return the agents to ask, or until when the operator waits for answers. `late` is the clause on what is overdue.
 
     None: there are answers of `after_s` or later, and all agents have had their time.
     """
@@ -255,7 +260,7 @@ def _ask(training: Sequence[Worker], current: Current, after_s: float, clock: _C
     waits = [at_s for at_s in given_s if at_s > now_s]
     if not ask and not waits:
         return None
-    what = f"{clock.says(clock.overdue_s)}; asking where the ranks are."
+    what = f"{late}; asking where the ranks are."
     return Hang(min(waits, default=now_s + ANSWER_S), what, tuple(ask))
 
 
@@ -269,7 +274,7 @@ def _answered(session: Session, current: Current, after_s: float) -> bool:
     )
 
 
-def _stacks(workers: Iterable[Worker], current: Current, processes: int, after_s: float) -> list[_RankStack]:
+def rank_stacks(workers: Iterable[Worker], current: Current, processes: int, after_s: float) -> list[_RankStack]:
     """Return (rank, worker, where) of every process whose agent has answered since `after_s`, by rank."""
     places = {member: index for index, member in enumerate(current.members)}
     return sorted(

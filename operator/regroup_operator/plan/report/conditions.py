@@ -358,10 +358,17 @@ def summary(
     eta = ""
     if phase == RUNNING and rate and step and total and samples is not None and samples.committed:
         eta = duration(samples.committed / step * max(0, total - step) / rate)
+    elif phase == RUNNING and progress.remaining_seconds is not None:
+        eta = duration(progress.remaining_seconds)
+    counted = "" if progress.optimizer_steps is None else f"+{progress.optimizer_steps}"
+    share = 100 * step // total if step is not None and total else None
+    if progress.percent is not None:
+        share = int(progress.percent)
     return Summary(
         state=refused or phase,
         ready=shown,
-        progress=f"{100 * step // total}%" if step is not None and total else "",
+        step=counted if step is None else f"{step}",
+        progress="" if share is None else f"{share}%",
         loss="" if loss is None else f"{loss:.4g}",
         eta=eta,
     )

@@ -11,6 +11,7 @@ from regroup_operator.api.conditions import (
     ACCEPTED,
     CHECKPOINTS_SAVED,
     COMPLETE,
+    DEGRADED,
     PODS_READY,
     SNAPSHOTS_TAKEN,
     SUSPENDED,
@@ -28,6 +29,7 @@ from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.facts.roles import awaited_words
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.failures.hangs import HUNG
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import (
@@ -131,7 +133,7 @@ def overview(stages: Stages, status: JobStatus) -> tuple[JobStatus, list[EventNo
             samples=status.samples,
         ),
     )
-    return shown, _notes(now, before)
+    return shown, [*_notes(now, before), *_hang_notes(stages.failures, now, before)]
 
 
 def _is_resumed(status: JobStatus) -> bool:
@@ -388,6 +390,17 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Condition]) -> 
     if pods.status == "False" and pods.reason not in ORDINARY and is_new:
         notes.append(EventNote("Warning", pods.reason, pods.message))
     return notes
+
+
+def _hang_notes(
+    failures: Failures, now: Mapping[str, JobCondition], before: Mapping[str, Condition]
+) -> list[EventNote]:
+    """Return an event for a script that stands still and that nobody restarts, once."""
+    said, was = now.get(DEGRADED), before.get(DEGRADED)
+    is_new = said is not None and (was is None or was.message != said.message)
+    if not failures.hang.is_only_said or not is_new:
+        return []
+    return [EventNote("Warning", HUNG, failures.hang.message)]
 
 
 def _num_workers(facts: Facts) -> int:

@@ -6,10 +6,15 @@ What counts as the newest report is facts/stalls.py's affair. A checkpoint is na
 
 from __future__ import annotations
 
+from regroup.protocol.wire import COUNTED
 from regroup_operator.api.status import CheckpointStatus, Progress
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Current
+from regroup_operator.plan.facts.script_words import ScriptWords
 from regroup_operator.plan.facts.stalls import Reported
+
+MOST_S = 10 * 365 * 86_400
+"""Longest time left that is shown: a program that has just begun may seem to take for ever."""
 
 
 def progress_status(newest: Reported, known: Progress | None, clock: Clock, step_time: str | None = None) -> Progress:
@@ -32,6 +37,29 @@ def progress_status(newest: Reported, known: Progress | None, clock: Clock, step
     noise_scale = known.noise_scale if report.noise_scale is not None else None
     same = known.at is not None and progress == known.with_fields(noise_scale=noise_scale, step_time=step_time)
     return progress if same else progress.with_fields(at=clock.stamp(newest.at_s))
+
+
+def script_progress_status(words: ScriptWords, known: Progress | None, clock: Clock) -> Progress:
+    """Return status.progress of a job whose script does not use the library.
+
+    Nothing of `known` is kept but the time of what is unchanged: the step of a process before may be one that is lost."""
+    word, is_counted = words.word, words.word.way == COUNTED
+    progress = Progress(
+        source=word.way,
+        step=None if is_counted else word.step,
+        optimizer_steps=word.step if is_counted else None,
+        total_steps=word.total_steps,
+        percent=word.percent,
+        loss=word.loss,
+        step_time=None if word.step_s is None else f"{word.step_s:.3g} s",
+        remaining_seconds=None if word.remaining_s is None else round(min(word.remaining_s, MOST_S)),
+        at=None if known is None else known.at,
+    )
+    return (
+        progress
+        if progress.at is not None and progress == known
+        else progress.with_fields(at=clock.stamp(words.told_s))
+    )
 
 
 def checkpoint_status(

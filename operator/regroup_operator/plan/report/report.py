@@ -23,7 +23,7 @@ from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
 from regroup_operator.plan.report.overview import Stages, overview
-from regroup_operator.plan.report.progress import checkpoint_status, progress_status
+from regroup_operator.plan.report.progress import checkpoint_status, progress_status, script_progress_status
 from regroup_operator.plan.report.seen import seen_at, seen_due_s
 from regroup_operator.plan.report.snapshots import snapshot_status
 from regroup_operator.plan.report.urgency import urgency
@@ -137,6 +137,8 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
 def _with_progress(facts: Facts, generation: NextGeneration, status: JobStatus) -> JobStatus:
     """Return the status with progress, samples, memorySnapshot and checkpoint, as far as something is known of them."""
     newest, current, spec = facts.newest, facts.current, facts.inputs.job.spec
+    if facts.script is not None:
+        return status.with_fields(progress=script_progress_status(facts.script, status.progress, facts.inputs.clock))
     if newest is None or current is None:
         return status
     clock = facts.inputs.clock

@@ -82,5 +82,5 @@ def _decisive(status: JobStatus, *, starts: bool, first: bool) -> tuple[object, 
 
 
 def _shown(status: JobStatus) -> JobStatus:
-    summary = None if status.summary is None else status.summary.with_fields(progress="", loss="", eta="")
+    summary = None if status.summary is None else status.summary.with_fields(step="", progress="", loss="", eta="")
     return status.with_fields(**dict.fromkeys(_PROGRESS), summary=summary)
