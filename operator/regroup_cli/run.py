@@ -418,4 +418,6 @@ def _line(job: Job) -> str:
         parts.append(summary.progress)
     if summary is not None and summary.loss:
         parts.append(f"loss {summary.loss}")
+    if summary is not None and summary.eta:
+        parts.append(f"ETA {summary.eta}")
     return "  ".join(parts)

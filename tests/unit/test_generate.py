@@ -43,6 +43,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "roles": [],
         "checkpoint": ["everySeconds", "keep", "path", "resumeFrom", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],
+        "progress": ["log"],
         "recovery": [
             "disconnectSeconds",
             "hangSeconds",

@@ -186,7 +186,7 @@ class Core:
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Observed):
             self._script.observed(process, event.message, now_s)
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Stepped):
-            words = Words(step=event.message.steps, step_s=event.message.step_s)
+            words = Words(step=event.message.steps, step_s=event.message.step_s or None)
             self._worker.told(process, wire.COUNTED, words)
         elif isinstance(event, ev.Told):
             self._worker.told(process, event.way, event.words)

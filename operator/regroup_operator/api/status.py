@@ -131,7 +131,7 @@ class Progress(WrittenModel):
 
     optimizer_steps: int | None = None
     """Number of optimizer steps since the script's processes started, if source is Counted. It is not the script's own step: it
-    begins at 0 after each restart, and counts the steps of all optimizers."""
+    begins at 0 after each restart, and knows nothing of gradient accumulation."""
 
     percent: float | None = None
     """Share of the work that is done, as a script without the library says it."""

@@ -189,7 +189,8 @@ class Observed:
 class Stepped:
     """The optimizer steps of an unmodified script, counted by the hook in its process. It is sent at most once a second.
 
-    `steps`: optimizer steps of this process since its start. `step_s`: mean seconds of a step since the last message.
+    `steps`: optimizer steps of this process since its start. `step_s`: mean seconds of a step since the last message; 0 in the
+    first message.
     """
 
     TYPE = "stepped"
