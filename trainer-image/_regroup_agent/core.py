@@ -97,6 +97,11 @@ class Core:
         """True once the agent knows that the script uses the library."""
         return self._worker.by_session
 
+    @property
+    def sees_saves(self) -> bool:
+        """True if the edge watches the script's checkpoint directory."""
+        return self._worker.sees_saves and not self._worker.stopped
+
     def report(self, body: Any, now_s: float) -> wire.Report:
         """Return a report that the caller is about to write: `body` with the present condition and seal."""
         worker = self._worker
@@ -130,7 +135,7 @@ class Core:
     def _changed_delay_s(self) -> float:
         """Return how long the changed condition may wait for a report that says more."""
         worker, newest = self._worker, self._worker.generation
-        condition, _, unheard = worker.key()
+        condition, _, unheard, _ = worker.key()
         is_on_its_way = condition.phase in (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING)
         if not is_on_its_way or worker.said is None or unheard != worker.said[2]:
             return CHANGED_DELAY_S
@@ -150,6 +155,8 @@ class Core:
             worker.store_port = event.port
         elif isinstance(event, ev.Watched):
             worker.watches = event.watches
+        elif isinstance(event, ev.Saved):
+            worker.saved_s = now_s
         elif isinstance(event, ev.Connected):
             worker.connected = True
             self._resay(now_s)

@@ -12,10 +12,10 @@ from typing import Any, Union
 from regroup.protocol import wire
 from regroup.protocol.snapshot import SnapshotState
 
+from . import statefile
 from .memory import Memory
 from .observing import Watch
 from .script_progress import Words
-from .statefile import Saved
 
 # --- events --------------------------------------------------------------------------------------------------------
 
@@ -125,6 +125,11 @@ class Watched:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """The script has just completed a checkpoint (`saves`)."""
+
+
+@dataclass(frozen=True)
 class Terminated:
     """The agent has got the signal that ends its container: the pod is being deleted, or `regroup run` ends."""
 
@@ -156,6 +161,7 @@ Event = Union[
     Probed,
     StoreOpened,
     Watched,
+    Saved,
     Terminated,
     Preloaded,
     Tick,
@@ -181,7 +187,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Persist:
-    saved: Saved
+    saved: statefile.Saved
 
 
 @dataclass(frozen=True)

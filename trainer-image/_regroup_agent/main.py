@@ -34,6 +34,7 @@ from .posix import become_subreaper
 from .prober import Prober, QuietPort
 from .progress_lines import ProgressPattern
 from .progress_server import ProgressServer, reporting_env
+from .save_watcher import SaveWatcher
 from .script_progress import Words
 from .script_settings import ScriptSettings, script_settings
 from .statefile import StateFile
@@ -106,6 +107,7 @@ class Agent:
         if python and has_zygote:
             self._zygote = Zygote(python, preload, base, log, lambda: self._later(ev.Preloaded()), settings.values)
         hook = write_group_hook(environ[env.STATE_DIR], log)
+        self._saves = SaveWatcher(environ.get(env.CHECKPOINT_DIR) or "", self._saved)
         self._memory = MemoryCgroup()
         self._trainers = Trainers(
             self._command,
@@ -138,13 +140,14 @@ class Agent:
             processes=self._processes,
             log=log,
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._server: LocalServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
         """Run until the worker ends, by the operator's `stop` or by SIGTERM, and return the exit code."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._exit_code = loop.create_future()
         become_subreaper()
         loop.add_signal_handler(signal.SIGCHLD, self._trainers.reap)
@@ -177,6 +180,7 @@ class Agent:
             await self._link.flush(1.0)
             link.cancel()
             self._prober.observe(())
+            self._saves.stop()
             self._server.close()
             self._reports.close()
             if made:
@@ -193,6 +197,10 @@ class Agent:
         if self._core.by_session:
             self._store.listen()
         self._execute(effects)
+        if self._core.sees_saves:
+            self._saves.start()
+        else:
+            self._saves.stop()
         self._set_timer()
 
     def _execute(self, effects: list[ev.Effect]) -> None:
@@ -313,6 +321,11 @@ class Agent:
         """Read the counter of kills regularly, so that a kill without an exit does not explain a later exit."""
         if self._memory.look(time.monotonic()) is not None:
             asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_at_memory)
+
+    def _saved(self) -> None:
+        """Take in a completed checkpoint. Called by the thread that watches the directory."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._feed, ev.Saved())
 
     def _take_store(self, generation: int) -> socket.socket | None:
         if not self._core.gives_store(generation):

@@ -23,6 +23,9 @@ from .memory import OOM_KILLED, out_of_memory
 from .observing import Watch
 from .statefile import UNKNOWN, Saved
 
+SAVE_WATCHERS = 2
+"""Number of members whose agents watch the checkpoint directory."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -94,6 +97,8 @@ class Worker:
         self.launched_s = 0.0
         self.now_s = 0.0
         """Time of the event that is being handled."""
+        self.saved_s: float | None = None
+        """Time at which the script last completed a checkpoint that this agent saw; None: it saw none."""
         self.effects: list[ev.Effect] = []
         self.said: Any = None
         """`key` of the last report that was written, which the operator knows."""
@@ -120,6 +125,14 @@ class Worker:
         newest = self.generation
         rank, world_size = (newest.group_rank, newest.world_size) if newest else (0, 1)
         return progress.interval_s(rank, world_size, self.progress_factor)
+
+    @property
+    def sees_saves(self) -> bool:
+        """True if this agent watches the script's checkpoint directory: it is one of the two lowest members. Rank 0 is in one of
+        them, and a file server is not asked by thousands."""
+        newest = self.generation
+        watches = newest is not None and newest.member and newest.group_rank < SAVE_WATCHERS
+        return self.identity.saves and self.tier == SCRIPT and watches
 
     @property
     def running(self) -> bool:
@@ -176,7 +189,7 @@ class Worker:
         condition, seal = self.condition_and_seal()
         busy = tuple(replace(one, age_s=0.0) for one in condition.busy)
         unheard = tuple((watch.observed.pod_uid, watch.level) for watch in self.watches if watch.level)
-        return replace(condition, step=0, heard=0, busy=busy), seal, unheard
+        return replace(condition, step=0, heard=0, busy=busy), seal, unheard, self.saved_s
 
     def report(self, body: Any) -> wire.Report:
         """Return a report with `body` and the present condition and seal."""
@@ -197,6 +210,7 @@ class Worker:
                 for watch in self.watches
                 if watch.level
             ),
+            saved_age_s=None if self.saved_s is None else round(self.now_s - self.saved_s, 3),
         )
 
     def keep_seal(self) -> None:

@@ -70,6 +70,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
             for one in report.unheard[:MAX_UNHEARD]
             for age_s in (_age_s(one.age_s),)
         ),
+        "saved_at_s": None if report.saved_age_s is None else now_s - _age_s(report.saved_age_s),
     }
     return session.but(**changed, **_changed_by(session, report, now_s))
 

@@ -237,6 +237,8 @@ class Session:
     """Port at which other agents see whether its pod's kernel answers; 0: there is none."""
     unheard: tuple[Silence, ...] = ()
     """Workers that it observes and has heard nothing of, by its last report."""
+    saved_at_s: float | None = None
+    """Time at which it last saw the script complete a checkpoint; None: it has seen none."""
 
     def but(self, **fields: Any) -> Session:
         """Return this session with some fields changed. The endpoint does this for each report: `dataclasses.replace` calls the

@@ -247,6 +247,8 @@ class Report:
     """The port that other agents try to connect to, to see whether this pod's kernel answers; 0: none."""
     unheard: tuple[Unheard, ...] = ()
     """Members that this agent observes and has heard nothing of for SUSPECT_S or longer."""
+    saved_age_s: Optional[float] = None
+    """Tier Script: seconds since the script last completed a checkpoint in REGROUP_CHECKPOINT_DIR. None: this agent saw none."""
 
     @property
     def incarnation(self) -> int:

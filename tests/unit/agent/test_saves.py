@@ -1,0 +1,153 @@
+"""When a checkpoint is complete: tables of looks at a directory, and a real directory with and without inotify."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from _regroup_agent import events as ev
+from _regroup_agent import save_watcher
+from _regroup_agent.save_watcher import SaveWatcher, list_files
+from _regroup_agent.saves import Files, Saves, is_ignored
+from regroup.protocol import wire
+from tests.unit.agent.drive import Drive
+
+OLD, NEW = (1, 100), (2, 100)
+FIRST: Files = {"a": OLD}
+
+
+def completed(*looks: tuple[float, Files]) -> list[float]:
+    """Return when a checkpoint was complete."""
+    saves = Saves()
+    return [at_s for at_s, files in looks if saves.look(files, at_s)]
+
+
+@pytest.mark.parametrize(
+    ("looks", "want"),
+    [
+        pytest.param([(0.0, FIRST), (9.0, FIRST)], [], id="a file that was there at first is old"),
+        pytest.param([(0.0, {}), (1.0, FIRST), (1.9, FIRST), (2.0, FIRST), (9.0, FIRST)], [2.0], id="a new file, once"),
+        pytest.param([(0.0, FIRST), (1.0, {"a": NEW}), (2.0, {"a": NEW})], [2.0], id="a file that was replaced"),
+        pytest.param([(0.0, FIRST), (1.0, {"a": (0, 100)}), (2.0, {"a": (0, 100)})], [2.0], id="by one of a slower clock"),
+        pytest.param(
+            [(0.0, {}), (1.0, {"a": (1, 5)}), (1.9, {"a": (2, 9)}), (2.8, {"a": (2, 9)}), (2.9, {"a": (2, 9)})],
+            [2.9],
+            id="a file that grows is waited for",
+        ),
+        pytest.param(
+            [(0.0, {}), (1.0, FIRST), (1.9, {"a": OLD, "b": OLD}), (2.5, {"a": OLD, "b": OLD}), (3.0, {"a": OLD, "b": OLD})],
+            [3.0],
+            id="several files are one checkpoint",
+        ),
+        pytest.param([(0.0, FIRST), (1.0, {}), (9.0, {})], [], id="a file that is deleted"),
+        pytest.param(
+            [(0.0, FIRST), (1.0, {"a": OLD, "b": NEW}), (3.0, {"b": NEW})], [3.0], id="an old one is deleted after a new one"
+        ),
+    ],
+)  # fmt: skip
+def test_checkpoint_is_complete_once_files_changed_and_settled(
+    looks: list[tuple[float, Files]], want: list[float]
+) -> None:
+    assert completed(*looks) == want
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [("ckpt.pt", False), ("checkpoint-500", False), ("__0_0.distcp", False), ("trainer_state.json", False)]
+    + [(name, True) for name in ("ckpt.pt.tmp", ".ckpt.pt.x1", "tmp-checkpoint-500", "CKPT.PART", "train.log", "loss.jsonl")]
+    + [("events.out.tfevents.1.host", True)],
+)  # fmt: skip
+def test_names_that_are_no_checkpoints(name: str, want: bool) -> None:
+    assert is_ignored(name) is want
+
+
+def test_listing_is_bounded_and_follows_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    for name in ("one.pt", "a/two.pt", "a/b/three.pt", "a/b/c/four.pt", "empty.pt", "x.tmp"):
+        (tmp_path / name).write_text("" if name == "empty.pt" else "x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    files, directories = list_files(str(tmp_path))
+    assert {str(Path(path).relative_to(tmp_path)) for path in files} == {"one.pt", "a/two.pt", "a/b/three.pt"}
+    assert [str(Path(path).relative_to(tmp_path)) for path in directories] == [".", "a", "a/b"]
+    monkeypatch.setattr(save_watcher, "MAX_ENTRIES", 3)
+    assert len(list_files(str(tmp_path))[0]) <= 3
+    assert list_files(str(tmp_path / "gone")) == ({}, [str(tmp_path / "gone")])
+
+
+@contextmanager
+def watching(directory: Path, poll_s: float) -> Iterator[threading.Semaphore]:
+    """Watch a directory; each completed checkpoint releases the semaphore."""
+    saved, looked = threading.Semaphore(0), threading.Event()
+    watcher = SaveWatcher(str(directory), saved.release, poll_s=poll_s)
+    listed = save_watcher.list_files
+
+    def listing(path: str) -> tuple[Files, list[str]]:
+        found = listed(path)
+        looked.set()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save_watcher, "list_files", listing)
+        watcher.start()
+        watcher.start()
+        assert looked.wait(10)
+        yield saved
+        watcher.stop()
+
+
+@pytest.mark.parametrize("inotify", [True, False], ids=["inotify", "polling"])
+@pytest.mark.parametrize("way", ["rename", "close", "directory"])
+def test_checkpoint_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inotify: bool, way: str) -> None:
+    """With inotify the next listing would come in 600 s. Without it only listings tell, as for files of another node."""
+    if not inotify:
+        monkeypatch.setattr(save_watcher._Inotify, "watch", lambda *_: False)
+    (tmp_path / "old.pt").write_text("old")
+    with watching(tmp_path, poll_s=600.0 if inotify else 0.2) as saved:
+        for number in range(2):
+            if way == "rename":
+                (tmp_path / "new.tmp").write_text(f"new {number}")
+                (tmp_path / "new.tmp").replace(tmp_path / "new.pt")
+            elif way == "close":
+                (tmp_path / "old.pt").write_text(f"new {number}")
+            else:
+                (tmp_path / "tmp-1").mkdir()
+                (tmp_path / "tmp-1" / "model.pt").write_text("new")
+                (tmp_path / "tmp-1").replace(tmp_path / f"checkpoint-{number}")
+            assert saved.acquire(timeout=20), f"checkpoint {number} was not seen"
+        assert not saved.acquire(blocking=False)
+
+
+# --- what the agent says -------------------------------------------------------------------------------------------
+
+
+def script(group_rank: int = 0, saves: bool = True, tier: str = "Script") -> Drive:
+    drive = Drive(1, saves=saves).feed(ev.Connected()).command(wire.Welcome(tier))
+    return drive.generation(1, world_size=9, group_rank=group_rank)
+
+
+@pytest.mark.parametrize(
+    ("drive", "want"),
+    [
+        pytest.param(script(), True, id="rank 0"),
+        pytest.param(script(1), True, id="the second member, where the first one's node tells nothing"),
+        pytest.param(script(2), False, id="a file server is not asked by thousands"),
+        pytest.param(script(saves=False), False, id="there is no checkpoint directory"),
+        pytest.param(script(tier="Session"), False, id="a session loses nothing by growing"),
+    ],
+)
+def test_who_watches_the_directory(drive: Drive, want: bool) -> None:
+    assert drive.core.sees_saves is want
+
+
+def test_every_report_says_how_old_the_newest_checkpoint_is() -> None:
+    drive = script()
+    assert drive.report.saved_age_s is None
+    assert drive.feed(ev.Saved()).wait(0.1).bodies(wire.Changed), "it is said at once"
+    assert drive.report.saved_age_s == pytest.approx(0.1)
+    assert not drive.wait(7.0).bodies(), "its age alone is no news"
+    assert drive.report.saved_age_s == pytest.approx(7.1)
+    assert drive.feed(ev.Saved()).wait(0.1).bodies(wire.Changed)
