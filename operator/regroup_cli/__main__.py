@@ -46,6 +46,13 @@ def parser() -> argparse.ArgumentParser:
         help="most workers; makes the job resizable (default with --min: N of --workers)",
     )
     run.add_argument(
+        "--sizes",
+        type=sizes,
+        metavar="N,N",
+        help="numbers of workers that the script can train with, for example 2,4,8; makes the job resizable (default: every "
+        "number). --min and --max default to the smallest and the largest",
+    )
+    run.add_argument(
         "--processes-per-worker", type=int, default=1, metavar="P", help="processes per worker (default 1)"
     )
     run.add_argument(
@@ -205,6 +212,11 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds; give a number of at least 0")
     return value
+
+
+def sizes(text: str) -> list[int]:
+    """Return the numbers of --sizes, which are separated by commas. Raises ValueError."""
+    return [int(number) for number in text.split(",")]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -58,10 +58,13 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         },
         "template": {"spec": {"containers": [trainer]}},
     }
-    if args.min is not None or args.max is not None:
-        low = args.workers_per_group if args.min is None else args.min
-        high = max(args.workers, low) if args.max is None else args.max
+    if args.min is not None or args.max is not None or args.sizes is not None:
+        least = args.workers_per_group if args.sizes is None else min(args.sizes)
+        low = least if args.min is None else args.min
+        high = max(args.workers, low, *(args.sizes or ())) if args.max is None else args.max
         spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
+        if args.sizes is not None:
+            spec["elasticPolicy"]["sizes"] = args.sizes
     begun = None if args.resume is None else checkpoint_to_resume(Path(_absolute(args.resume, "--resume")))
     directory = _directory(args, begun)
     if directory is not None:
@@ -127,7 +130,7 @@ def _absolute(directory: str, option: str) -> str:
 
 def _most_workers(args: argparse.Namespace) -> int:
     """Return the largest number of workers that the job may have."""
-    return int(max(args.workers, args.min or 1, args.max or 1))
+    return int(max(args.workers, args.min or 1, args.max or 1, *(args.sizes or ())))
 
 
 def _most_processes(args: argparse.Namespace) -> int:

@@ -110,6 +110,35 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "A rule of spec.recovery.onExit (action Fail) has several of exitCodes, signals and reasons. "
         "Give each rule exactly one of them, and write several rules for several.",
     ),
+    "sizes and sizeMultipleOf": (
+        with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 5, "sizes": [2, 4], "sizeMultipleOf": 2}),
+        "spec.elasticPolicy has both sizes and sizeMultipleOf. Keep the one that says with how many workers the script trains.",
+    ),
+    "minReplicas that is no size": (
+        with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5, "sizes": [4, 2]}),
+        "spec.elasticPolicy.minReplicas (1) is not one of spec.elasticPolicy.sizes ([4, 2]). Choose one of them.",
+    ),
+    "minReplicas that is no multiple": (
+        with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5, "sizeMultipleOf": 2}),
+        "spec.elasticPolicy.minReplicas (1) is not a multiple of spec.elasticPolicy.sizeMultipleOf (2). Choose a multiple.",
+    ),
+    "sizes of no whole groups": (
+        with_spec(workersPerGroup=2, replicas=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4, "sizes": [2, 3]}),
+        "spec.elasticPolicy.sizes ([2, 3]) has a number that is not a multiple of spec.workersPerGroup (2). "
+        "Choose multiples of workersPerGroup.",
+    ),
+    "sizeMultipleOf of no whole groups": (
+        with_spec(
+            workersPerGroup=2, replicas=6, elasticPolicy={"minReplicas": 6, "maxReplicas": 6, "sizeMultipleOf": 3}
+        ),
+        "spec.elasticPolicy.sizeMultipleOf (3) is not a multiple of spec.workersPerGroup (2). "
+        "Choose a multiple of workersPerGroup.",
+    ),
+    "growth at a checkpoint without one": (
+        with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 5, "growAt": "Checkpoint"}),
+        "spec.elasticPolicy.growAt is Checkpoint, but spec.checkpoint is missing. Set spec.checkpoint to the directory where the "
+        "script saves, or growAt to Now.",
+    ),
     "replicas above maxReplicas": (
         with_spec(replicas=9),
         "spec.replicas (9) is outside spec.elasticPolicy (2 to 5). "

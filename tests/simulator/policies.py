@@ -362,7 +362,7 @@ class Judge:
         wanted = [
             p
             for p in world.pods.by_uid.values()
-            if p.slot < world.replicas and p.uid not in world.status.get("released", ())
+            if p.slot < world.wanted and p.uid not in world.status.get("released", ())
         ]
         groups = {p.slot // world.per_group for p in self._blocked(wanted)}
         return len(groups) * world.per_group > spares

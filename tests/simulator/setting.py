@@ -20,6 +20,8 @@ SHORT_STEPS = 200
 """A job of so many steps may train to its end after all is well."""
 GROUPS_CHANCE = 0.1
 """So many of the jobs have workers in groups of two."""
+SIZES_CHANCE = 0.15
+"""So many of the elastic jobs train with even numbers of workers, or of groups, only."""
 OBSERVES_CHANCE = 0.75
 """In so many of the jobs agents observe each other; in the others the operator alone hears of them."""
 RULES_CHANCE = 0.1
@@ -61,6 +63,8 @@ class Setting:
     """spec.elasticPolicy.growthCooldownSeconds."""
     pending_s: int = 0
     """spec.elasticPolicy.pendingTimeoutSeconds; 0: absent."""
+    multiple: int = 1
+    """spec.elasticPolicy.sizeMultipleOf; 1: absent."""
     roles: int = 0
     """Pods of a role beside the workers."""
     required: bool = False
@@ -96,6 +100,7 @@ class Setting:
                 else ""
             )
             + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
+            + (f", in multiples of {self.multiple}" if self.multiple > 1 else "")
             + (f", pods are pending for {self.pending_s} s at most" if self.pending_s else "")
             + str(self.policy)
         )
@@ -110,6 +115,7 @@ class Setting:
             policy = {"minReplicas": self.minimum, "maxReplicas": MAX_REPLICAS * self.per_group}
             policy |= {"growthCooldownSeconds": self.cooldown_s}
             policy |= {"pendingTimeoutSeconds": self.pending_s} if self.pending_s else {}
+            policy |= {"sizeMultipleOf": self.multiple} if self.multiple > 1 else {}
             job = job.with_spec(elasticPolicy=policy)
         job = job.with_spec(runPolicy=self.policy.run_policy())
         beside = role(**{"restartPolicy": "Never"} if self.policy.never else {})
@@ -186,12 +192,16 @@ def setting_of(seed: int) -> Setting:
             seed, rules=not setting.ignores, roles=setting.roles > 0, durable=script or setting.checkpoint_every > 0
         ),
     )
+    if not setting.fixed and random.Random(f"{seed}/sizes").random() < SIZES_CHANCE:
+        minimum = 2 * minimum
+        setting = replace(setting, multiple=2, minimum=minimum, replicas=max(minimum, setting.replicas))
     # Of its own, too: a job of groups is a job of workers with each of them doubled.
     if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
         return setting
     return replace(
-        setting, per_group=2, replicas=2 * setting.replicas, minimum=2 * setting.minimum, spares=2 * setting.spares
-    )
+        setting, per_group=2, replicas=2 * setting.replicas, minimum=2 * setting.minimum, spares=2 * setting.spares,
+        multiple=setting.multiple if setting.multiple == 1 else 2 * setting.multiple,
+    )  # fmt: skip
 
 
 def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:

@@ -544,8 +544,10 @@ def resize(world: World, fault: Fault) -> bool:
     """spec.replicas and minReplicas change together."""
     if not world.store.view["spec"].get("elasticPolicy") or world.has_ended:
         return False
-    minimum = (1 + fault.at % 3) * world.per_group
     before = world.store.view["spec"]
+    unit = before["elasticPolicy"].get("sizeMultipleOf", world.per_group)
+    most = before["elasticPolicy"]["maxReplicas"]
+    minimum = min((1 + fault.at % 3) * unit, most - most % unit)
 
     def change(spec: dict[str, Any]) -> None:
         spec["elasticPolicy"]["minReplicas"] = minimum

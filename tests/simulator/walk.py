@@ -230,8 +230,8 @@ class Walk:
         if ran != self.setting.roles:
             return False
         if world.script == "plain":
-            return len(script_group(world)) == world.replicas * world.processes
-        return world.training().count(",") + 1 == world.replicas and world.training() != ""
+            return len(script_group(world)) == world.wanted * world.processes
+        return world.training().count(",") + 1 == world.wanted and world.training() != ""
 
     def _judge(self) -> None:
         world = self.world
@@ -394,6 +394,9 @@ class Walk:
     @property
     def _minimum(self) -> int:
         policy = self.world.store.view["spec"].get("elasticPolicy")
+        refused = self.world.status.get("refusedSize")
+        if refused and refused["workers"] < refused["backTo"]:
+            return int(refused["backTo"])
         return int(policy["minReplicas"] if policy else self.world.replicas)
 
     def _is_severed(self) -> bool:

@@ -515,6 +515,14 @@ class World:
         return replicas
 
     @property
+    def wanted(self) -> int:
+        """Return the number of workers that the job should train with, by its sizes and what its script refused."""
+        if refused := self.status.get("refusedSize"):
+            return int(refused["backTo"])
+        multiple = (self.store.view["spec"].get("elasticPolicy") or {}).get("sizeMultipleOf", 1)
+        return self.replicas - self.replicas % int(multiple)
+
+    @property
     def per_group(self) -> int:
         """Workers of a group."""
         size: int = self.store.view["spec"].get("workersPerGroup", 1)

@@ -36,7 +36,15 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
     spec = _schema()["properties"]["spec"]["properties"]
     assert {name: sorted(node.get("properties", {})) for name, node in spec.items()} == {
         "replicas": [],
-        "elasticPolicy": ["growthCooldownSeconds", "maxReplicas", "minReplicas", "pendingTimeoutSeconds"],
+        "elasticPolicy": [
+            "growAt",
+            "growthCooldownSeconds",
+            "maxReplicas",
+            "minReplicas",
+            "pendingTimeoutSeconds",
+            "sizeMultipleOf",
+            "sizes",
+        ],
         "processesPerWorker": [],
         "workersPerGroup": [],
         "template": ["metadata", "spec"],

@@ -15,6 +15,7 @@ SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 NOT_SHOWN: Mapping[str, str] = {
     "spec.checkpoint.path": "volumeClaim is there; exactly one of them is allowed",
     "spec.checkpoint.resumeFrom": "it names a checkpoint that an earlier job has left; docs/how-to/continue-a-job.md shows it",
+    "spec.elasticPolicy.sizeMultipleOf": "sizes is there; at most one of them is allowed",
     "spec.processesPerWorker": "the default is one for each GPU",
     "spec.recovery.disconnectSeconds": "the default suits most networks",
     "spec.recovery.hangSeconds": "the default is learned from the job's own steps",

@@ -40,6 +40,9 @@ TYPES = (
 INTERVAL_TOO_SHORT = "IntervalTooShort"
 """Reason of CheckpointsSaved and SnapshotsTaken, which are True: they are saved and taken, less often than was asked for."""
 
+SIZE_REFUSED = "SizeRefused"
+"""Reason of Degraded=True, and of an event: the job went back from a size that its script refused."""
+
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 

@@ -23,7 +23,7 @@ from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
 from regroup_operator.api.members import parse_members
 from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
-from regroup_operator.api.spec import MANAGER, JobSpec, size_bytes
+from regroup_operator.api.spec import MANAGER, JobSpec, largest_size, size_bytes
 from regroup_operator.api.status import JobStatus
 
 OUR_PATHS = ("/regroup", "/var/run/secrets/regroup")
@@ -81,6 +81,15 @@ class Job:
         """The most workers that may be asked for."""
         policy = self.spec.elastic_policy
         return policy.max_replicas if policy else self.spec.replicas
+
+    @property
+    def wanted(self) -> int:
+        """Workers that the job should train with: the largest permitted number that is at most spec.replicas."""
+        policy = self.spec.elastic_policy
+        if policy is None:
+            return self.spec.replicas
+        # An accepted spec of an older version may break a rule, so that no size is permitted.
+        return largest_size(policy.permitted, self.spec.replicas) or policy.min_replicas
 
     @property
     def elastic(self) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -27,6 +29,11 @@ _ALLOWS_NAME = f"r.name != '{ROLE_WORKER}' && r.name.matches('{ROLE_PATTERN}')"
 """CEL, of a role r."""
 
 
+_TWO_LISTS = "spec.elasticPolicy has both sizes and sizeMultipleOf. Keep the one that says with how many workers the script trains."
+_ONE_OF_SIZES = "Choose one of them."
+_MULTIPLE_OF_SIZE = "Choose a multiple."
+
+
 class ElasticPolicy(SpecModel):
     """The range in which the number of workers may change while the job runs."""
 
@@ -37,7 +44,20 @@ class ElasticPolicy(SpecModel):
             "Lower minReplicas or raise maxReplicas.",
             "'spec.elasticPolicy.minReplicas (%d) is greater than spec.elasticPolicy.maxReplicas (%d). "
             "Lower minReplicas or raise maxReplicas.'.format([self.minReplicas, self.maxReplicas])",
-        )
+        ),
+        cel("!has(self.sizes) || !has(self.sizeMultipleOf)", _TWO_LISTS),
+        cel(
+            "!has(self.sizes) || self.minReplicas in self.sizes",
+            f"spec.elasticPolicy.minReplicas is not one of spec.elasticPolicy.sizes. {_ONE_OF_SIZES}",
+            "'spec.elasticPolicy.minReplicas (%d) is not one of spec.elasticPolicy.sizes (%s). "
+            f"{_ONE_OF_SIZES}'.format([self.minReplicas, self.sizes])",
+        ),
+        cel(
+            "!has(self.sizeMultipleOf) || self.minReplicas % self.sizeMultipleOf == 0",
+            f"spec.elasticPolicy.minReplicas is not a multiple of spec.elasticPolicy.sizeMultipleOf. {_MULTIPLE_OF_SIZE}",
+            "'spec.elasticPolicy.minReplicas (%d) is not a multiple of spec.elasticPolicy.sizeMultipleOf (%d). "
+            f"{_MULTIPLE_OF_SIZE}'.format([self.minReplicas, self.sizeMultipleOf])",
+        ),
     )
 
     min_replicas: int = Field(ge=1, le=MAX_REPLICAS)
@@ -56,6 +76,24 @@ class ElasticPolicy(SpecModel):
     pod is then deleted. It is tried again after 60 s, later after up to 30 minutes, or once another one finds room. Meanwhile the
     job trains with the workers that it has. Absent: the pod waits as long as it takes."""
 
+    sizes: list[Annotated[int, Field(ge=1, le=MAX_REPLICAS)]] | None = Field(
+        default=None, min_length=1, max_length=64, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Numbers of workers that the job may train with, for a script that does not run with every number. The job wants the largest
+    of them that is at most spec.replicas. While fewer workers are ready, it trains with the largest of them that they make. An
+    autoscaler may write any spec.replicas from minReplicas to maxReplicas. No pods are made beyond the wanted size. Each size must
+    be a multiple of workersPerGroup, and minReplicas must be one of them. Absent: every number, unless sizeMultipleOf is set."""
+
+    size_multiple_of: int | None = Field(default=None, ge=1, le=MAX_REPLICAS)
+    """The job trains only with multiples of this number of workers, as if sizes had all of them. It must be a multiple of
+    workersPerGroup, and minReplicas must be a multiple of it. At most one of sizes and sizeMultipleOf may be set."""
+
+    grow_at: Literal["Now", "Checkpoint"] = "Now"
+    """Moment at which a script without the library grows. Now: at once. Checkpoint: within seconds after its next checkpoint. The
+    script continues from it, so that nothing is lost. A checkpoint is complete when a file in the directory of spec.checkpoint was
+    renamed or closed, and none has changed for a second. Only growth waits: losses and smaller sizes do not. It needs
+    spec.checkpoint. With the library a job grows at once in both cases."""
+
     @model_validator(mode="after")
     def _ordered(self) -> ElasticPolicy:
         if self.min_replicas > self.max_replicas:
@@ -64,6 +102,39 @@ class ElasticPolicy(SpecModel):
                 f"spec.elasticPolicy.maxReplicas ({self.max_replicas}). Lower minReplicas or raise maxReplicas."
             )
         return self
+
+    @model_validator(mode="after")
+    def _smallest_size(self) -> ElasticPolicy:
+        if self.sizes is not None and self.size_multiple_of is not None:
+            raise ValueError(_TWO_LISTS)
+        if self.sizes is not None and self.min_replicas not in self.sizes:
+            raise ValueError(
+                f"spec.elasticPolicy.minReplicas ({self.min_replicas}) is not one of spec.elasticPolicy.sizes "
+                f"({self.sizes}). {_ONE_OF_SIZES}"
+            )
+        if self.size_multiple_of is not None and self.min_replicas % self.size_multiple_of:
+            raise ValueError(
+                f"spec.elasticPolicy.minReplicas ({self.min_replicas}) is not a multiple of "
+                f"spec.elasticPolicy.sizeMultipleOf ({self.size_multiple_of}). {_MULTIPLE_OF_SIZE}"
+            )
+        return self
+
+    @property
+    def permitted(self) -> Sequence[int] | None:
+        """Numbers of workers that the job may train with, ascending; None: every number."""
+        if self.sizes is not None:
+            return sorted(self.sizes)
+        step = self.size_multiple_of
+        return None if step is None else range(step, self.max_replicas + 1, step)
+
+
+def largest_size(permitted: Sequence[int] | None, count: int) -> int:
+    """Return the largest of the `permitted` numbers that is at most `count`; 0: there is none. `permitted` is ascending, and None
+    permits every number."""
+    if permitted is None:
+        return count
+    index = bisect_right(permitted, count)
+    return permitted[index - 1] if index else 0
 
 
 _CHECKPOINT = "^(/(.*/)?)?step-[0-9]{1,18}[.]g[0-9]{1,18}-[0-9A-Za-z]{1,8}$"
@@ -392,10 +463,16 @@ COUNTS_OF_WORKERS = (
     ("spec.replicas", ""),
     ("spec.elasticPolicy.minReplicas", "!has(self.elasticPolicy) || "),
     ("spec.elasticPolicy.maxReplicas", "!has(self.elasticPolicy) || "),
+    ("spec.elasticPolicy.sizeMultipleOf", "!has(self.elasticPolicy) || !has(self.elasticPolicy.sizeMultipleOf) || "),
     ("spec.recovery.spares", "!has(self.recovery) || "),
 )
 """The fields that count workers, and where each is given: all are multiples of workersPerGroup."""
 _MULTIPLE = "Choose a multiple of workersPerGroup."
+_NO_DIRECTORY = (
+    "spec.elasticPolicy.growAt is Checkpoint, but spec.checkpoint is missing. "
+    "Set spec.checkpoint to the directory where the script saves, or growAt to Now."
+)
+_MULTIPLES = "Choose multiples of workersPerGroup."
 
 
 def _whole_groups(name: str, unless: str) -> dict[str, str]:
@@ -421,6 +498,17 @@ class JobSpec(SpecModel):
             "self.elasticPolicy.maxReplicas])",
         ),
         *(_whole_groups(field, given) for field, given in COUNTS_OF_WORKERS),
+        cel(
+            "!has(self.elasticPolicy) || !has(self.elasticPolicy.sizes) || "
+            "self.elasticPolicy.sizes.all(s, s % self.workersPerGroup == 0)",
+            f"spec.elasticPolicy.sizes has a number that is not a multiple of spec.workersPerGroup. {_MULTIPLES}",
+            "'spec.elasticPolicy.sizes (%s) has a number that is not a multiple of spec.workersPerGroup (%d). "
+            f"{_MULTIPLES}'.format([self.elasticPolicy.sizes, self.workersPerGroup])",
+        ),
+        cel(
+            "!has(self.elasticPolicy) || self.elasticPolicy.growAt != 'Checkpoint' || has(self.checkpoint)",
+            _NO_DIRECTORY,
+        ),
         cel(
             f"!has(self.roles) || self.roles.all(r, {_ALLOWS_NAME})",
             f"A name in spec.roles is not allowed. {_ROLE_NAME}",
@@ -500,11 +588,25 @@ class JobSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _grows_where_it_saves(self) -> JobSpec:
+        if self.elastic_policy is not None and self.elastic_policy.grow_at == "Checkpoint" and self.checkpoint is None:
+            raise ValueError(_NO_DIRECTORY)
+        return self
+
+    @model_validator(mode="after")
     def _in_whole_groups(self) -> JobSpec:
         policy, size = self.elastic_policy, self.workers_per_group
-        limits = (policy.min_replicas, policy.max_replicas) if policy is not None else (0, 0)
+        limits = (0, 0, 0)
+        if policy is not None:
+            limits = (policy.min_replicas, policy.max_replicas, policy.size_multiple_of or 0)
         counts = (self.replicas, *limits, self.recovery.spares)
         for (name, _), count in zip(COUNTS_OF_WORKERS, counts, strict=True):
             if count % size:
                 raise ValueError(f"{name} ({count}) is not a multiple of spec.workersPerGroup ({size}). {_MULTIPLE}")
+        sizes = policy.sizes if policy is not None else None
+        if any(one % size for one in sizes or ()):
+            raise ValueError(
+                f"spec.elasticPolicy.sizes ({sizes}) has a number that is not a multiple of spec.workersPerGroup ({size}). "
+                f"{_MULTIPLES}"
+            )
         return self

@@ -223,6 +223,28 @@ class Growth(WrittenModel):
     """Time at which the size changed. Absent: it has not changed since the job began to train."""
 
 
+class RefusedSize(WrittenModel):
+    """A number of workers that a script without the library does not run with (adr/0081)."""
+
+    workers: int
+    """Number of workers with which the script failed before it had trained."""
+
+    back_to: int
+    """Number of workers that the job goes back to, because the script has trained with it."""
+
+    wanted: int
+    """Number of workers that the job wanted then. The refusal ends once the job wants another number."""
+
+    generation: int
+    """Number of the generation that failed."""
+
+    at: Timestamp
+    """Time of the failure."""
+
+    message: str
+    """The failure, in one sentence."""
+
+
 class Goodput(WrittenModel):
     """The part of the job's time that went into steps that count. Only for scripts that use the library."""
 
@@ -515,6 +537,13 @@ class JobStatus(WrittenModel):
 
     growth: Growth | None = None
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""
+
+    last_good_size: int | None = None
+    """Number of workers with which a script without the library last trained for 38 s. Absent: with none yet, the script uses the
+    library, or the job is of fixed size."""
+
+    refused_size: RefusedSize | None = None
+    """The number of workers that the script refused. Absent: none, or the job has wanted another number since."""
 
     goodput: Goodput | None = None
     """The part of the job's time that went into steps that count."""

@@ -271,8 +271,6 @@ class Issued:
 class ScriptMemory:
     """The memory of a job whose script does not use the library."""
 
-    steady_size: int = 0
-    """Workers of the last generation that ran for a while (script_hints.py); 0: none has."""
     failed: int = 0
     """The newest generation of which an exit has been counted."""
     left: tuple[int, ...] = ()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regroup.protocol.document import LineageEntry, OlderGeneration
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, gone_name
+from regroup_operator.api.spec import largest_size
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.waits import UntilEvent
 
@@ -202,6 +203,12 @@ class Bounds:
     """Workers of a group: `replicas` and `minimum` are multiples of it, and members are chosen in whole groups."""
     spares: int = 0
     """Workers beyond `replicas` that wait to take a place."""
+    permitted: Sequence[int] | None = None
+    """Numbers of workers that may train, ascending; None: every number. `replicas` and `minimum` are among them."""
+
+    def fitting(self, count: int) -> int:
+        """Return how many of `count` workers, in whole groups, may train: at most `replicas`, and a permitted number."""
+        return largest_size(self.permitted, min(count, self.replicas))
 
     @property
     def slots(self) -> int:
@@ -248,6 +255,8 @@ class Situation:
     """A sentence that says that every rank hangs in a collective (plan/failures/hangs.py); empty: they do not."""
     links: frozenset[frozenset[str]] = frozenset()
     """Broken links, as plan/generation/links.py has them."""
+    holds_growth: bool = False
+    """The job does not grow now, because it waits for the script's next checkpoint."""
     without_commit: int = 0
     """Generations in a row, the newest included, that broke before a step was committed (plan/failures/no_commit.py)."""
 

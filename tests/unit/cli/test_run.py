@@ -75,6 +75,8 @@ def test_resuming_where_nothing_is_complete_is_refused(tmp_path: Path, capsys: p
         pytest.param(
             ["--workers", "4", "--workers-per-group", "2", "--max", "6"], (2, 2, 6), id="the fewest are one group"
         ),
+        pytest.param(["--workers", "3", "--sizes", "2,4"], (1, 2, 4), id="sizes"),
+        pytest.param(["--workers", "3", "--sizes", "2,4", "--max", "3"], (1, 2, 3), id="sizes and a bound"),
     ],
 )
 def test_workers_form_groups(arguments: list[str], want: tuple[int, int, int]) -> None:

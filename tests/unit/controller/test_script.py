@@ -198,18 +198,3 @@ def test_member_that_returns_early_is_named_and_not_only_the_peer_that_fails_for
     world.kill_process(world.uid(0), code=1, last_line="RuntimeError: Connection closed by peer")
     world.until(lambda: world.phase == "Failed", limit_s=30.0)
     assert "ended with exit code 1, after the script had returned 0 in worker 1" in world.condition("Failed")["message"]
-
-
-def test_script_that_refuses_a_size_is_told_at_which_it_trained(tmp_path: Path) -> None:
-    world = running(tmp_path, make_job().with_replicas(3).elastic(1, 3))
-    world.advance(60.0, 5.0)
-    world.scale(2)
-    for _ in range(20):
-        world.advance(2.0)
-        if world.phase == "Failed":
-            break
-        if world.agents[world.uid(0)].trainers:
-            world.kill_process(world.uid(0), code=1, last_line="AssertionError: world size 2")
-    failed = world.condition("Failed")
-    assert failed["reason"] == "RepeatedCrash"
-    assert "The script trained with 3 workers before, and fails with 2." in failed["message"]

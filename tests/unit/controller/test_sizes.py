@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from _regroup_agent import events as ev
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
 from tests.simulator.world import FOREVER, World
@@ -170,3 +171,85 @@ def test_room_for_one_group_goes_to_a_whole_one(tmp_path: Path, monkeypatch: pyt
     world.start_operator()
     world.until(lambda: world.training() == "0-0,1-0", limit_s=60.0, step_every_s=0.5)
     assert slots(world) == [0, 1, 2, 3]
+
+
+EVEN = {"minReplicas": 2, "sizes": [2, 4, 8]}
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(4, 4), (5, 4), (7, 4), (3, 2), (8, 8)])
+def test_number_between_two_sizes_trains_at_the_smaller_one(tmp_path: Path, replicas: int, size: int) -> None:
+    """An autoscaler writes any number. Nothing is missing then, and no pod waits."""
+    world = running(tmp_path, elastic(2, **EVEN))
+    world.scale(replicas)
+    world.until(lambda: world.training().count(",") + 1 == size, limit_s=20.0, step_every_s=0.5)
+    world.advance(30.0, step_every_s=0.5)
+    assert (slots(world), world.status["replicas"]) == (list(range(size)), size)
+    assert world.status["summary"]["ready"] == f"{size}/{size}"
+    assert (world.condition("PodsReady")["status"], world.condition("Degraded")["status"]) == ("True", "False")
+    said = f"{size} is the largest size of spec.elasticPolicy.sizes up to spec.replicas ({replicas})."
+    assert world.condition("Training")["message"].endswith(said) == (replicas != size)
+
+
+@pytest.mark.parametrize("script", ["session", "plain"])
+def test_loss_goes_on_at_the_next_size_and_grows_back(tmp_path: Path, script: str) -> None:
+    policy = {"minReplicas": 2, "sizeMultipleOf": 2, "maxReplicas": 8}
+    world = World(tmp_path, elastic(4, **policy), script=script, known_session=script == "session")
+    world.advance(40.0, step_every_s=0.5)
+    assert world.members == "0-3"
+    world.pods.pending.add(1)
+    world.vanish(world.uid(1))
+    world.until(lambda: world.members == "0,2", limit_s=30.0, step_every_s=0.5)
+    world.advance(10.0, step_every_s=0.5)
+    assert slots(world) == [0, 1, 2, 3], "the third worker waits for the fourth"
+    if script == "session":
+        said = world.condition("Degraded")
+        assert (said["status"], said["reason"]) == ("True", "FewerMembers")
+        assert said["message"] == (
+            "2 of 4 workers train. 1 more worker is ready and waits: the next size of spec.elasticPolicy is 4."
+        )
+    world.run_pod(world.uid(1, 1))
+    world.until(lambda: world.members == "0,1.1,2-3", limit_s=30.0, step_every_s=0.5)
+
+
+def test_surplus_workers_of_a_smaller_size_leave(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(4, **EVEN))
+    world.scale(3)
+    world.until(lambda: slots(world) == [0, 1], limit_s=60.0, step_every_s=0.5)
+    assert world.training() == "0-0,1-0"
+
+
+def test_spares_come_beyond_the_size_and_not_beyond_replicas(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(5, **EVEN).with_recovery(spares=1))
+    assert (slots(world), world.status["replicas"]) == ([0, 1, 2, 3, 4], 4)
+
+
+def test_script_grows_at_its_next_checkpoint_and_goes_on_after_a_loss_at_once(tmp_path: Path) -> None:
+    policy = {"minReplicas": 1, "maxReplicas": 8, "growAt": "Checkpoint"}
+    job = elastic(2, **policy).with_spec(checkpoint={"volumeClaim": "digits"})
+    world = World(tmp_path, job, script="plain", num_nodes=4)
+    world.advance(40.0, 1.0)
+    assert world.members == "0-1"
+    world.agents[world.uid(0)].handle(ev.Saved())
+    world.advance(10.0, 1.0)
+    world.scale(3)
+    world.advance(60.0, 1.0)
+    assert (world.members, slots(world)) == ("0-1", [0, 1, 2]), "the worker is ready and waits"
+    said = world.condition("Degraded")
+    assert (said["status"], said["reason"]) == ("True", "WaitingForCheckpoint")
+    assert said["message"] == (
+        "2 of 3 workers train. 1 more worker is ready and joins after the script's next checkpoint (spec.elasticPolicy.growAt)."
+    )
+    world.kill_operator()
+    world.start_operator()
+    world.advance(60.0, 1.0)
+    assert world.members == "0-1", "an operator that takes over does not take the old one for new"
+    world.agents[world.uid(1)].handle(ev.Saved())
+    world.until(lambda: world.members == "0-2", limit_s=3.0)
+    world.advance(30.0, 1.0)
+    world.vanish(world.uid(2))
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    world.advance(60.0, 1.0)
+    assert world.members == "0-1"
+    world.store.change_spec(lambda spec: spec["elasticPolicy"].update(growAt="Now"))
+    world.dirty()
+    world.until(lambda: world.members == "0-1,2.1", limit_s=10.0)

@@ -17,6 +17,9 @@ ELSEWHERE = {
     "status.failedPod",
     "status.endTakenBack",  # tests/unit/plan/test_finishing.py
     *(f"status.endTakenBack.{name}" for name in ("at", "generation", "step")),
+    "status.lastGoodSize",  # tier Script: test_refused_size.py
+    "status.refusedSize",
+    *(f"status.refusedSize.{name}" for name in ("at", "backTo", "generation", "message", "wanted", "workers")),
     "status.incidents.startMs",  # tier Script: test_change.py
     "status.restarts.exits.generation",  # tier Script: tests/unit/plan/test_exits.py
     "status.checkpoint",

@@ -1092,3 +1092,56 @@ def test_pause_between_generations_that_do_not_form_has_no_end_of_numbers() -> N
     members = [make_worker(slot, Standing.BROKEN, since_s=NOW_S - 60.0) for slot in (0, 1, 2)]
     current = make_current(adopted=False, attempts=100_000, announced_at_s=NOW_S - 60.0)
     assert isinstance(decide(members, current=current), Announce)
+
+
+# --- sizes (spec.elasticPolicy.sizes) ------------------------------------------------------------------------------
+
+EVEN = make_bounds(4, 2, permitted=(2, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("ready", "want"),
+    [
+        pytest.param([0, 1, 2, 3], (FORCED, "Started", "0,1,2,3"), id="all"),
+        pytest.param([0, 1, 3], (FORCED, "StartedSmaller", "0,1"), id="three are ready, and two of them start"),
+        pytest.param([2], ("wait", "TooFewReady"), id="one is no size"),
+    ],
+)
+def test_first_generation_has_a_permitted_size(ready: list[int], want: Any) -> None:
+    assert words(decide([out(slot) for slot in ready], bounds=EVEN, first=True)) == want
+
+
+@pytest.mark.parametrize(
+    ("workers", "members", "want"),
+    [
+        pytest.param([A, B, C, lost(3)], 4, (FORCED, "MemberLost", "0,1"), id="three are left, and two go on"),
+        pytest.param([A, B, lost(2), lost(3)], 4, (FORCED, "MemberLost", "0,1"), id="two are left, and both go on"),
+        pytest.param([A, lost(1)], 2, ("wait", "TooFewMembers"), id="one is left, and waits"),
+        pytest.param([A, B, out(2)], 2, ("keep",), id="a third that comes waits for a fourth"),
+        pytest.param([A, B, out(2), out(3)], 2, (PLANNED, "Resized", "0,1,2,3"), id="two that come join together"),
+        pytest.param([A, lost(1), out(2)], 2, (FORCED, "MemberLost", "0,2"), id="who waits takes the place of who is lost"),
+        pytest.param([A, B, C], 3, (PLANNED, "Resized", "0,1"), id="a list that no longer has the size"),
+        pytest.param([A, B, C, draining(3)], 4, (PLANNED, "Drained", "0,1"), id="one of four leaves, and two go on"),
+        pytest.param(
+            [A, B, C, draining(3), out(3, 1)], 4, (PLANNED, "Drained", "0,1,2,3.1"), id="its replacement is ready"
+        ),
+        pytest.param([draining(0), draining(1), out(0, 1)], 2, (PLANNED, "Drained", "0.1,1"), id="a session hands over"),
+    ],
+)  # fmt: skip
+def test_later_generations_have_a_permitted_size(workers: list[Worker], members: int, want: Any) -> None:
+    assert words(decide(workers, make_current(range(members)), EVEN)) == want
+
+
+def test_session_is_handed_over_at_any_size() -> None:
+    """Rule HANDOVER: what only the leaving worker holds would be lost."""
+    bounds = make_bounds(1, 1, permitted=(1, 4))
+    got = decide([draining(0), out(0, 1)], make_current([0]), bounds)
+    assert words(got) == (PLANNED, "Drained", "0,0.1")
+
+
+def test_wait_says_how_many_of_the_ready_workers_may_train() -> None:
+    got = decide([out(0), out(1), out(2)], bounds=EVEN, first=True, now_s=1.0)
+    assert isinstance(got, Wait)
+    assert got.message.startswith(
+        "3 workers ready, of which 2 may train (the next size of spec.elasticPolicy is 4), 4 wanted; starting"
+    )

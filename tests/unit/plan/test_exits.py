@@ -16,6 +16,7 @@ from regroup_operator.model.records import Observation, Pod, ProcessExit, Sessio
 from regroup_operator.plan.failures.exits import (
     MAX_LEFT,
     FailedNodes,
+    KnownExits,
     avoided_nodes,
     count_created,
     excused_generations,
@@ -92,7 +93,7 @@ def test_exit_that_is_said_to_another_operator_counts_once(
     newest: dict[str, int], session: Session, counted: int
 ) -> None:
     obs = Observation(ALL, {session.pod_uid: session}, term_started_s=99.5)
-    known = SeenExits(newest=newest)
+    known = KnownExits(SeenExits(newest=newest))
     seen = see_failures(obs, JobMemory(), CLOCK, tier="Session", current=make_current(), known_exits=known)
     assert len(seen.failures) == counted
     again = see_failures(obs, after(seen), CLOCK, tier="Session", current=make_current(), known_exits=known)
@@ -101,7 +102,7 @@ def test_exit_that_is_said_to_another_operator_counts_once(
 
 def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_next_operator() -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))})
-    known = SeenExits(newest={KEY: 1}, generation=1)
+    known = KnownExits(SeenExits(newest={KEY: 1}, generation=1))
     seen = see_failures(obs, JobMemory(), CLOCK, tier="Script", current=make_current(), known_exits=known)
     assert seen.failures == ()
     assert exits_status(known, obs, seen.script.failed, "Script", counted=False) == SeenExits(
@@ -125,7 +126,7 @@ def test_status_says_which_exits_were_seen(
     known: dict[str, int], sessions: list[Session], counted: bool, newest: dict[str, int] | None
 ) -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in sessions})
-    got = exits_status(SeenExits(newest=known), obs, 0, "Session", counted=counted)
+    got = exits_status(KnownExits(SeenExits(newest=known)), obs, 0, "Session", counted=counted)
     assert got == (None if newest is None else SeenExits(newest=newest))
 
 

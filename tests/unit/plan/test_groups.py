@@ -156,7 +156,7 @@ def test_largest_part_stays_whatever_its_slots() -> None:
 def test_how_many_can_train(slots: list[int], per_group: int, want: int) -> None:
     workers = [ready(slot) for slot in slots]
     assert whole_size(workers, per_group) == want
-    assert len(choose(workers, 9 * per_group, (), per_group)) == want
+    assert len(choose(workers, make_bounds(9 * per_group, per_group, per_group=per_group), ())) == want
 
 
 # --- the first generation ------------------------------------------------------------------------------------------

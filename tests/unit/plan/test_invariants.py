@@ -75,6 +75,9 @@ BOUNDS = [
     Bounds(3, 3, False),
     Bounds(2, 1, True, spares=1),
     Bounds(2, 2, False, spares=1),
+    Bounds(4, 2, True, permitted=(2, 4)),
+    Bounds(3, 1, True, permitted=(1, 3, 8)),
+    Bounds(4, 2, True, session=False, permitted=range(2, 9, 2)),
 ]
 SETTINGS = Settings()
 
@@ -91,6 +94,8 @@ def check(current: Current, workers: tuple[Worker, ...], bounds: Bounds, refused
     assert bounds.minimum <= len(members) <= bounds.replicas, "between minReplicas and replicas"
     assert len({w.id.slot for w in members}) == len(members), "one pod of a slot"
     assert list(members) == sorted(members, key=lambda w: w.id)
+    hands_over = got.kind == PLANNED and bounds.session and all(w.draining for w in workers if w.is_member)
+    assert hands_over or bounds.fitting(len(members)) == len(members), "a size that the job may train with"
     if got.kind == FORCED:
         assert all(w.connected and w.available for w in members), "forced: only members with an open stream"
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.worker import Current, Worker
+from regroup_operator.model.worker import Bounds, Current, Worker
 
 _Part = dict[int, Worker]
 """Workers that stay together, by position."""
@@ -53,10 +53,15 @@ def unbroken(workers: Iterable[Worker], before: Sequence[MemberId], per_group: i
     return frozenset(w.id for w in workers if len(parts[label(w)]) == per_group)
 
 
-def choose(ranked: Iterable[Worker], wanted: int, before: Sequence[MemberId], per_group: int) -> tuple[Worker, ...]:
-    """Return at most `wanted` workers in whole groups, of each position the first in `ranked` (one worker for each slot)."""
-    most = wanted // per_group
-    return put_together([some[:most] for some in by_position(ranked, per_group)], before, per_group)
+def choose(ranked: Iterable[Worker], bounds: Bounds, before: Sequence[MemberId]) -> tuple[Worker, ...]:
+    """Return as many workers in whole groups as may train, of each position the first in `ranked` (one worker for each slot)."""
+    return put_together(fitted(by_position(ranked, bounds.per_group), bounds), before, bounds.per_group)
+
+
+def fitted(ranked: Sequence[Sequence[Worker]], bounds: Bounds) -> list[Sequence[Worker]]:
+    """Return of each position the first workers, as many as make a size that the job may train with (spec.elasticPolicy.sizes)."""
+    most = bounds.fitting(bounds.per_group * min(map(len, ranked))) // bounds.per_group
+    return [some[:most] for some in ranked]
 
 
 def put_together(ranked: Sequence[Sequence[Worker]], before: Sequence[MemberId], per_group: int) -> tuple[Worker, ...]:
@@ -96,7 +101,7 @@ def spares(current: Current | None, workers: Sequence[Worker], per_group: int) -
     ready = [w for w in workers if not w.is_member and w.available and not w.draining]
     slots = {w.id.slot: w for w in reversed([*members, *ready])}
     ranked = sorted(slots.values(), key=lambda w: (not w.is_member, w.id))
-    chosen = {w.id for w in choose(ranked, len(ranked), current.members, per_group)}
+    chosen = {w.id for w in put_together(by_position(ranked, per_group), current.members, per_group)}
     return [w for w in ready if w.id not in chosen]
 
 
@@ -111,13 +116,35 @@ def spare_words(current: Current | None, workers: Sequence[Worker], per_group: i
     return f"{who}: {'its' if one else 'their'} group of {per_group} workers is not whole."
 
 
-def ready_words(chosen: Sequence[Worker], ready: Iterable[Worker], per_group: int) -> str:
-    """Return how many workers could train: of those that are `ready`, `chosen` are in whole groups."""
-    text = f"{len(chosen)} worker{'' if len(chosen) == 1 else 's'} ready"
-    if per_group == 1:
-        return text
-    more = len({w.id.slot for w in ready}) - len(chosen)
-    return f"{text} in whole groups of {per_group}" + (f" and {more} without one" if more > 0 else "")
+def ready_words(chosen: Sequence[Worker], ready: Iterable[Worker], bounds: Bounds) -> str:
+    """Return how many workers could train: of those that are `ready`, `chosen` make a size that the job may train with."""
+    ready, per_group = tuple(ready), bounds.per_group
+    whole = min(whole_size(ready, per_group), bounds.replicas)
+    text = f"{whole} worker{'' if whole == 1 else 's'} ready"
+    if per_group > 1:
+        more = len({w.id.slot for w in ready}) - whole
+        text += f" in whole groups of {per_group}" + (f" and {more} without one" if more > 0 else "")
+    if 0 < len(chosen) < whole and bounds.fitting(whole) < whole:
+        text += (
+            f", of which {len(chosen)} may train (the next size of spec.elasticPolicy is {_next_size(bounds, whole)})"
+        )
+    return text
+
+
+def _next_size(bounds: Bounds, count: int) -> int:
+    """Return the smallest size above `count` that the job may train with and wants; `replicas` is one."""
+    return next((size for size in bounds.permitted or () if size > count), bounds.replicas)
+
+
+def waiting_words(current: Current | None, workers: Iterable[Worker], bounds: Bounds) -> str:
+    """Return the sentence on workers that are ready and too few for the next size of spec.elasticPolicy; empty: there are none."""
+    if current is None or bounds.permitted is None or len(current.members) >= bounds.replicas:
+        return ""
+    ready = sum(not w.is_member and w.available and not w.draining for w in workers)
+    if not ready:
+        return ""
+    who = "1 more worker is ready and waits" if ready == 1 else f"{ready} more workers are ready and wait"
+    return f"{who}: the next size of spec.elasticPolicy is {_next_size(bounds, len(current.members))}."
 
 
 def _labels(before: Sequence[MemberId], per_group: int) -> Callable[[Worker], _Label]:

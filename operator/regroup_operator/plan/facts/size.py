@@ -1,5 +1,8 @@
 """Decide how many workers the job has now. Pure.
 
+`spec.replicas` may be any number inside spec.elasticPolicy, as an autoscaler writes it. The job has the largest size below it that
+`spec.elasticPolicy.sizes` or `sizeMultipleOf` permits, and pods for no more. docs/design/adr/0081-sizes-of-a-script.md
+
 `spec.elasticPolicy.growthCooldownSeconds` counts from the last change of `spec.replicas` that took effect. The job does not grow
 before it is over. An autoscaler reads noisy numbers, and each growth interrupts training for a moment. The operator holds back
 pods, not members, so that no GPU waits for the end of the time. A replacement is no growth: it takes a slot that the job had
@@ -11,42 +14,68 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regroup_operator.api import Job
-from regroup_operator.api.status import Growth
+from regroup_operator.api.spec import largest_size
+from regroup_operator.api.status import Growth, RefusedSize
 from regroup_operator.model.plan import Clock, seconds_of, timestamp
 
 
 @dataclass(frozen=True)
 class Size:
-    """`growth`: status.growth; None: the status has none. `words`: why there are fewer workers than spec.replicas; empty: there
-    are not. `due_s`: when the job grows."""
+    """`replicas`: workers that the job has now. `growth`: status.growth; None: the status has none. `words`: why that is fewer than
+    are wanted; empty: it is not. `due_s`: when the job grows."""
 
     replicas: int
+    wanted: int
+    """The largest permitted size that is at most spec.replicas, or the size that the job went back to."""
     growth: Growth | None = None
     words: str = ""
     due_s: float | None = None
+    refused: RefusedSize | None = None
+    """The refusal for which the job went back to another size than it wants."""
 
 
-def decide_size(job: Job, known: Growth | None, clock: Clock, *, runs: bool) -> Size:
+def standing_refusal(job: Job, *, suspended: bool) -> RefusedSize | None:
+    """Return the script's refusal of a size for as long as it holds; None: there is none.
+
+    It ends once the job wants another number of workers, and with a suspension, in which people repair what stops a job. It also
+    ends once the sizes no longer permit the refused number, or the one that the job went back to.
+    """
+    known, policy = job.status.refused_size, job.spec.elastic_policy
+    if known is None or policy is None or suspended or known.wanted != job.wanted:
+        return None
+    sizes = (known.workers, known.back_to)
+    if not all(policy.min_replicas <= size == largest_size(policy.permitted, size) for size in sizes):
+        return None
+    return known
+
+
+def decide_size(
+    job: Job, known: Growth | None, clock: Clock, *, runs: bool, refused: RefusedSize | None = None
+) -> Size:
     """Return the size. `known`: status.growth as stored; `runs`: the job has a generation and is not suspended. Before that it has
-    nothing to interrupt, and each size is its first."""
-    wanted, policy = job.spec.replicas, job.spec.elastic_policy
+    nothing to interrupt, and each size is its first. `refused`: the refusal that holds; the job goes back at once."""
+    wanted, policy = job.wanted, job.spec.elastic_policy
+    if refused is not None:
+        if known is not None and known.replicas != refused.back_to:
+            known = Growth(replicas=refused.back_to, changed_at=clock.timestamp())
+        return Size(refused.back_to, refused.back_to, known, refused=refused)
     if policy is None or not policy.growth_cooldown_seconds:
-        return Size(wanted)
+        return Size(wanted, wanted)
     if known is None or not runs:
-        return Size(wanted, Growth(replicas=wanted))
+        return Size(wanted, wanted, Growth(replicas=wanted))
     before, changed_at = known.replicas, known.changed_at
     if wanted == before:
-        return Size(wanted, known)
+        return Size(wanted, wanted, known)
     # A clock that was set back does not stop the job from growing for longer than the time itself.
     left_s = 0.0
     if changed_at is not None:
         left_s = min(
             seconds_of(changed_at) + policy.growth_cooldown_seconds - clock.wall, policy.growth_cooldown_seconds
         )
-    now = max(before, policy.min_replicas)
+    now = largest_size(policy.permitted, max(before, policy.min_replicas))
     if wanted <= now or left_s <= 0:
-        return Size(wanted, Growth(replicas=wanted, changed_at=clock.timestamp()))
+        return Size(wanted, wanted, Growth(replicas=wanted, changed_at=clock.timestamp()))
     at = timestamp(round(clock.wall + left_s))
     growth = known if now == before else Growth(replicas=now, changed_at=clock.timestamp())
     words = f"the job grows from {now} to {wanted} workers at {at} (spec.elasticPolicy.growthCooldownSeconds)"
-    return Size(now, growth, words, clock.now_s + left_s)
+    return Size(now, wanted, growth, words, clock.now_s + left_s)

@@ -68,22 +68,34 @@ class FailedNodes:
     """The node on which its pods failed twice in a row, and when they last did (monotonic)."""
 
 
+@dataclass(frozen=True)
+class KnownExits:
+    """Exits of processes that were seen before, and generations whose exits do not count."""
+
+    seen: SeenExits = NO_EXITS
+    """status.restarts.exits."""
+    undecided: int = 0
+    """The newest generation, while it is open whether the script refuses its size: its exits are looked at later. 0: it is not."""
+    spared: Collection[int] = ()
+    """Generations whose size the script refused: their exits count nothing (refused_size.py)."""
+
+
 def exits_status(
-    known: SeenExits, obs: Observation, script_failed: int, tier: str | None, *, counted: bool
+    known: KnownExits, obs: Observation, script_failed: int, tier: str | None, *, counted: bool
 ) -> SeenExits | None:
     """Return status.restarts.exits, None where it stays as it was: no exit is new, and nothing else is `counted`. Pods that are
-    gone are left out when something is written."""
-    newest = {}
+    gone are left out when something is written, and so are exits of the generation that is undecided."""
+    newest, before = dict[str, int](), known.seen.newest
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
-        exits = session.exits if session is not None else ()
-        if not exits and not known.newest:
+        exits = session.exits[: len(session.exits) - _num_held(session, known.undecided)] if session is not None else ()
+        if not exits and not before:
             continue  # of 5000 pods the keys alone take milliseconds
         key = exit_key(pod)
         # After a new connection an agent reports its exits again, and not all of them may have arrived yet.
-        if number := max([known.newest.get(key, 0), *(e.number for e in exits)]):
+        if number := max([before.get(key, 0), *(e.number for e in exits)]):
             newest[key] = number
-    if not counted and all(known.newest.get(key, 0) >= number for key, number in newest.items()):
+    if not counted and all(before.get(key, 0) >= number for key, number in newest.items()):
         return None
     return SeenExits(newest=newest, generation=script_failed if tier == "Script" else None)
 
@@ -103,23 +115,23 @@ def see_failures(
     current: Current | None = None,
     ends: Mapping[str, int] | None = None,
     released: Collection[str] = (),
-    known_exits: SeenExits = NO_EXITS,
+    known_exits: KnownExits = KnownExits(),
 ) -> Seen:
     """Return the new failures, and what has been counted by now.
 
     `memory` is what the plan before has left, `tier` is status.tier, and `current` is the newest generation (None: there was none).
     `ends` says how many ends of each pod were judged before this operator's first look (None: all of them). `released` has the UIDs
-    of pods that are not needed any more. `known_exits` is what the status says of exits.
+    of pods that are not needed any more. `known_exits` has the exits that were seen before, and those that do not count.
     """
-    look = _Look(memory, clock, released, ends)
+    look = _Look(memory, clock, released, ends, known_exits.undecided)
     new: list[Failure] = []
     exited: list[Failure] = []
     ended: list[Pod] = []
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
         if session is not None:
-            fresh = _fresh(session, look.counted(pod).exits)
-            exited += [_exit(pod, e, clock) for e in fresh if _is_new(e, pod, known_exits)]
+            fresh = _fresh(session, look.counted(pod).exits, look.undecided)
+            exited += [failure_of(pod, e, clock) for e in fresh if _is_new(e, pod, known_exits)]
         leaves = _is_asked_to_leave(pod, session)
         for failures, is_over in (
             look.container_failures(pod, leaves=leaves),
@@ -136,7 +148,7 @@ def see_failures(
         for pod in obs.pods
         if look.is_newly_disrupted(pod)
     )
-    script = replace(memory.script, failed=max(memory.script.failed, known_exits.generation or 0))
+    script = replace(memory.script, failed=max(memory.script.failed, known_exits.seen.generation or 0))
     counted, script = _counted([e for e in exited if e.reason != CANNOT_RUN], script, obs, tier, current)
     return Seen(
         failures=(*new, *counted),
@@ -160,6 +172,7 @@ class _Look:
     clock: Clock
     released: Collection[str]
     ends: Mapping[str, int] | None
+    undecided: int = 0
 
     @property
     def has_looked(self) -> bool:
@@ -177,7 +190,7 @@ class _Look:
         """Return what this look has counted, too."""
         before = self.counted(pod)
         return Counted(
-            exits=before.exits if session is None else session.num_exits,
+            exits=before.exits if session is None else session.num_exits - _num_held(session, self.undecided),
             container_restarts=pod.container_restarts,
             init_failures=pod.init_failures,
             boot_id=pod.boot_id
@@ -331,17 +344,25 @@ def _loss(new: MemberId, last: Pod | None, row: PodRow | None) -> str:
     return "Deleted" if last.terminating else "Unresponsive"
 
 
-def _is_new(ended: ProcessExit, pod: Pod, known: SeenExits) -> bool:
-    """Return whether no operator before this one has counted an exit."""
-    return ended.number > known.newest.get(exit_key(pod), 0)
+def _is_new(ended: ProcessExit, pod: Pod, known: KnownExits) -> bool:
+    """Return whether an exit counts, and no operator before this one has counted it."""
+    return ended.generation not in known.spared and ended.number > known.seen.newest.get(exit_key(pod), 0)
 
 
-def _fresh(session: Session, counted: int) -> tuple[ProcessExit, ...]:
-    """Return the exits that this operator has not looked at yet."""
-    return session.exits[-(session.num_exits - counted) :] if session.num_exits > counted else ()
+def _fresh(session: Session, counted: int, undecided: int = 0) -> Sequence[ProcessExit]:
+    """Return the exits that this operator has not looked at yet, up to those that are looked at later."""
+    fresh = session.exits[-(session.num_exits - counted) :] if session.num_exits > counted else ()
+    return fresh[: len(fresh) - _num_held(session, undecided)]
 
 
-def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
+def _num_held(session: Session, undecided: int) -> int:
+    """Return the number of the newest exits that are looked at later: those of a generation of which it is undecided whether its
+    exits count."""
+    return sum(e.generation >= undecided for e in session.exits) if undecided else 0
+
+
+def failure_of(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
+    """Return the end of a process as a failure."""
     return Failure(
         clock.wall_at(ended.at_s),
         str(pod.id),

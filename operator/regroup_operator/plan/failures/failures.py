@@ -16,6 +16,7 @@ from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.failures.exits import (
     NO_EXITS,
+    KnownExits,
     Seen,
     excused_generations,
     exits_status,
@@ -37,6 +38,7 @@ from regroup_operator.plan.failures.on_exit import (
     rule_words,
 )
 from regroup_operator.plan.failures.pod_ends import LEAST_WINDOW_S, note_pod_ends, pod_ends_failure, without_slots
+from regroup_operator.plan.failures.refused_size import SizeVerdict, Trial, judge_trial, may_go_back, steady_at_s
 from regroup_operator.plan.failures.restarts import (
     Recent,
     RestartBudget,
@@ -48,7 +50,7 @@ from regroup_operator.plan.failures.restarts import (
 )
 from regroup_operator.plan.failures.roles import role_verdict
 from regroup_operator.plan.failures.script_hang import find_script_hang
-from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
+from regroup_operator.plan.failures.script_hints import crash_hint, with_returned
 from regroup_operator.plan.failures.unread import judge_unread
 
 
@@ -95,6 +97,8 @@ class Failures:
     """status.restarts.exits; None: as it was."""
     ignored: str = ""
     """The sentence on failures that are ignored again and again; empty: there are none."""
+    size: SizeVerdict = field(default_factory=SizeVerdict)
+    """The verdict on the size of the newest generation."""
     unread: Verdict | None = None
     """The verdict on a script that may have ended well, and has not read the checkpoint that the spec names."""
     due_s: float | None = None
@@ -110,15 +114,16 @@ def judge_failures(facts: Facts) -> Failures:
     """Count what has failed since the last plan, and judge whether it was too much."""
     inputs, obs, rules = facts.inputs, facts.inputs.obs, facts.inputs.job.spec.recovery.on_exit
     known = facts.status.restarts or Restarts()
-    was_judged, known_exits = known.judged, known.exits or NO_EXITS
+    was_judged = known.judged
+    size, size_due_s = _judge_size(facts)
+    known_exits = KnownExits(known.exits or NO_EXITS, size.undecided, size.spared)
     seen = _see(facts, known_exits, was_judged.ends if rules and was_judged is not None else None)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     rulings = _rule(facts, was_judged or JudgedExits(), ended)
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     rows = _rows(facts, seen, rulings, processes)
     crash, ignored = rows.crash, rows.ignored
-    steady = _steady_size(facts)
-    words = _crash_words(facts, crash, steady)
+    words = _crash_words(facts, crash)
     restarts = _restarts(facts, rulings.counted) if rulings.counted else None
     of_roles = role_verdict(inputs.job, obs.roles)
     hang, workers = _hang(facts)
@@ -136,7 +141,7 @@ def judge_failures(facts: Facts) -> Failures:
     )
     return Failures(
         seen,
-        replace(seen.script, steady_size=steady),
+        seen.script,
         rows,
         workers,
         hang,
@@ -153,12 +158,41 @@ def judge_failures(facts: Facts) -> Failures:
             known_exits, obs, seen.script.failed, facts.tier, counted=bool(rulings.counted or rulings.ignored)
         ),
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
+        size=size,
         unread=unread,
-        due_s=earliest([unread_due_s, _quiet_s(inputs, ignored)], after_s=inputs.clock.now_s),
+        due_s=earliest([unread_due_s, size_due_s, _quiet_s(inputs, ignored)], after_s=inputs.clock.now_s),
     )
 
 
-def _see(facts: Facts, known_exits: SeenExits, ends: Mapping[str, int] | None) -> Seen:
+def _judge_size(facts: Facts) -> tuple[SizeVerdict, float | None]:
+    """Judge whether a script refuses the size of the newest generation, and say when it has trained with it."""
+    current, policy, inputs = facts.current, facts.inputs.job.spec.elastic_policy, facts.inputs
+    if facts.tier != "Script" or policy is None or current is None:
+        return SizeVerdict(), None
+    good = facts.status.last_good_size or 0
+    known = facts.size.refused
+    steady_s = steady_at_s(facts.status, current, inputs.clock)
+    if steady_s is not None and inputs.clock.now_s >= steady_s:
+        good, steady_s = len(current.members), None
+    verdict = SizeVerdict(good)
+    is_judged = known is not None and known.generation == current.number
+    if not current.suspended and not is_judged and may_go_back(policy, good, len(current.members)):
+        verdict = judge_trial(
+            Trial(
+                current=current,
+                members=facts.members,
+                good=good,
+                wanted=inputs.job.wanted,
+                clock=inputs.clock,
+                crash=facts.memory.crash,
+                rules=inputs.job.spec.recovery.on_exit,
+            )
+        )
+    spared = verdict.spared | ({known.generation} if known is not None else frozenset[int]())
+    return replace(verdict, spared=spared), steady_s
+
+
+def _see(facts: Facts, known_exits: KnownExits, ends: Mapping[str, int] | None) -> Seen:
     """Return what has failed since the last plan. `ends` is the number of judged ends of each pod; None: all are."""
     seen = see_failures(
         facts.inputs.obs,
@@ -239,13 +273,6 @@ def _rows(facts: Facts, seen: Seen, rulings: Rulings, processes: Iterable[Failur
     )
 
 
-def _steady_size(facts: Facts) -> int:
-    """Return ScriptMemory.steady_size."""
-    if facts.tier != "Script":
-        return 0
-    return steady_size(facts.memory.script.steady_size, facts.status, facts.current, facts.inputs.clock)
-
-
 def _pod_ends(facts: Facts, seen: Seen, rulings: Rulings) -> PodEnds | None:
     """Return the pods that end again and again. What a rule counts is bounded by maxRestarts, and what it ignores is to be
     ignored: neither is among them."""
@@ -271,12 +298,12 @@ def _ends_window_s(facts: Facts) -> float | None:
     return max(LEAST_WINDOW_S, facts.inputs.job.spec.recovery.window_seconds)
 
 
-def _crash_words(facts: Facts, crash: Crash | None, steady: int) -> str:
+def _crash_words(facts: Facts, crash: Crash | None) -> str:
     """Return what is said of a crash that repeats; empty: none does."""
     if crash is None or not repeats(crash):
         return ""
-    hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
-    where = " ".join(filter(None, [hints, log_words(crash.last, facts.inputs.logs)]))
+    hint = crash_hint(crash) if facts.tier == "Script" else ""
+    where = " ".join(filter(None, [hint, log_words(crash.last, facts.inputs.logs)]))
     return crash_sentence(crash, exit_words(crash.last), where)
 
 

@@ -82,12 +82,12 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
     able = (w for w in workers if w.available and (not w.is_ending or _adopted(w)))
     ready = list(one_per_slot(sorted(able, key=lambda w: (-_adopted(w), w.draining, w.id))))
     whole = unbroken(ready, (), bounds.per_group)
-    chosen = choose(sorted(ready, key=lambda w: w.id not in whole), bounds.replicas, (), bounds.per_group)
+    chosen = choose(sorted(ready, key=lambda w: w.id not in whole), bounds, ())
     if len(chosen) >= bounds.replicas:
         return Announce(
             FORCED, chosen, "Started", f"All {len(chosen)} workers are ready.", cause="Started", detected_at_s=now_s
         )
-    counts = f"{ready_words(chosen, ready, bounds.per_group)}, {bounds.replicas} wanted"
+    counts = f"{ready_words(chosen, ready, bounds)}, {bounds.replicas} wanted"
     if not bounds.elastic or len(chosen) < bounds.minimum:
         return Wait("TooFewReady", f"{counts}, at least {bounds.minimum} needed.", UntilEvent.FIRST_WORKERS)
     since = whole_since_s(ready, bounds.min_groups, bounds.per_group)
@@ -136,6 +136,8 @@ def _planned(current: Current, situation: Situation, silent: list[float]) -> Dec
         return Keep(min(silent, default=UntilEvent.CHANGE))
     if any(w.session is None for w in kept):
         # It has not called this operator yet, which has just started: a document cannot name it, and it is called lost in time.
+        return Keep(min(silent, default=UntilEvent.CHANGE))
+    if new and len(kept) == len(members) and situation.holds_growth:
         return Keep(min(silent, default=UntilEvent.CHANGE))
     if new and len(kept) == len(members) and len(target) < bounds.replicas:
         since, growth = [w.since_s for w in new], max(1.0, len(members) / JOIN_MEMBERS)

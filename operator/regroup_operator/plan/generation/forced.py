@@ -56,7 +56,7 @@ def forced_generation(culprit: Worker, current: Current, situation: Situation) -
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{ready_words(chosen, survivors.able, bounds.per_group)}, {bounds.minimum} needed: {named.text}"
+            f"{ready_words(chosen, survivors.able, bounds)}, {bounds.minimum} needed: {named.text}"
             f"{_state_words(chosen, session=bounds.session)}.",
             UntilEvent.MORE_WORKERS,
         )
@@ -113,7 +113,7 @@ def new_groups(current: Current, situation: Situation) -> Wait | Announce:
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{hang}. {ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed for new groups.",
+            f"{hang}. {ready_words(chosen, able, bounds)}, {bounds.minimum} needed for new groups.",
             UntilEvent.MORE_WORKERS,
         )
     message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."

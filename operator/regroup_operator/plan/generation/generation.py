@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.wire import DumpStacks, Kill, Restart
+from regroup_operator.api.conditions import SIZE_REFUSED
 from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import Issued, Setback, Spell, Tell, earliest
 from regroup_operator.model.ports import EventNote
@@ -26,6 +27,7 @@ from regroup_operator.model.worker import (
 from regroup_operator.plan.facts.current import membership_status, named_checkpoint
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.facts.losses import dated
+from regroup_operator.plan.facts.saved import waits_for_save
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
 from regroup_operator.plan.failures.hangs import bound as hang_bound_s
@@ -97,7 +99,7 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
     refusal, readers, have_all_tried = _refusal(facts, late)
     situation = Situation(
         workers=late.workers,
-        bounds=_bounds(facts),
+        bounds=bounds_of(facts),
         now_s=facts.inputs.clock.now_s,
         settings=facts.inputs.settings,
         step_s=facts.step_s,
@@ -105,11 +107,15 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
         hang=failures.hang.message if failures.hang.together else "",
         links=late.kept.links,
         without_commit=failures.num_without_commit,
+        holds_growth=waits_for_save(
+            facts.inputs.job.spec.elastic_policy, facts.tier, late.members, facts.inputs.clock.now_s
+        ),
     )
-    decision = next_generation(facts.current, situation)
+    decision = failures.size.wait or next_generation(facts.current, situation)
     stops, told = _stop_hang(failures.hang, late.workers, facts.inputs.clock.now_s)
     kept = replace(late.kept, readers=readers)
-    late = replace(late, kept=kept, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
+    notes = (*late.notes, *stops, *_refused_size(failures))
+    late = replace(late, kept=kept, decision=decision, notes=notes, tell=(*late.tell, *told))
     if isinstance(decision, Announce):
         decision = dated(decision, facts.losses)
         late = replace(late, decision=decision)
@@ -198,16 +204,30 @@ def _readers(facts: Facts, kept: Kept) -> frozenset[str]:
     return kept.readers | {m.pod_uid for m in document.readers(facts.per_group)}
 
 
-def _bounds(facts: Facts) -> Bounds:
-    job = facts.inputs.job
+def _refused_size(failures: Failures) -> list[EventNote]:
+    """Return the event of a size that the script has just refused."""
+    refused = failures.size.refused
+    if refused is None:
+        return []
+    return [EventNote("Warning", SIZE_REFUSED, f"{refused.message} The job goes back to {refused.back_to}.")]
+
+
+def bounds_of(facts: Facts) -> Bounds:
+    """Return the number of workers that the job wants and needs. Where the script refused a smaller size than the one that the job
+    went back to, it needs that one."""
+    job, refused = facts.inputs.job, facts.size.refused
+    minimum = job.min_replicas
+    if refused is not None and refused.workers < refused.back_to:
+        minimum = refused.back_to
     return Bounds(
         facts.size.replicas,
-        job.min_replicas,
+        minimum,
         job.elastic,
         job.spec.recovery.rejoin_seconds,
         session=facts.tier == "Session",
         per_group=facts.per_group,
         spares=job.spec.recovery.spares,
+        permitted=None if job.spec.elastic_policy is None else job.spec.elastic_policy.permitted,
     )
 
 

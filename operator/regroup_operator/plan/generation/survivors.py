@@ -84,7 +84,7 @@ def choose_members(
             return (0, 0, 0, 0, *usual)
         return (-seal.state_adopted, seal.is_backup, -seal.state.generation, -seal.state.step, *usual)
 
-    return choose(one_per_slot(sorted(able, key=order)), bounds.replicas, current.members, bounds.per_group)
+    return choose(one_per_slot(sorted(able, key=order)), bounds, current.members)
 
 
 def needs_leaving(able: list[Worker], bounds: Bounds) -> bool:

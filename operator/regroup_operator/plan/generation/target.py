@@ -11,7 +11,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.worker import DRAINED, RESIZED, Announce, Bounds, Current, Standing, Worker
-from regroup_operator.plan.facts.groups import by_position, put_together, unbroken
+from regroup_operator.plan.facts.groups import by_position, fitted, put_together, unbroken
 
 
 def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, now_s: float) -> Announce | None:
@@ -83,11 +83,17 @@ def target_of(
 ) -> tuple[Worker, ...]:
     """Return who should train: at most `replicas` in whole groups, one for each slot, of no position without a member (it holds
     the state). `before`: the members of the newest generation, group after group.
+
+    Their number is one that the job may train with, unless a session's state is handed over: all members of a position leave.
     """
     size = bounds.per_group
-    whole = unbroken([*(w for w in members if not w.draining), *joiners], before, size)
+    staying = [w for w in members if not w.draining]
+    whole = unbroken([*staying, *joiners], before, size)
     pairs = zip(by_position(members, size), by_position(joiners, size), strict=True)
-    return put_together([_best(there, coming, bounds, whole) for there, coming in pairs], before, size)
+    ranked: Sequence[Sequence[Worker]] = [_best(there, coming, bounds, whole) for there, coming in pairs]
+    if not bounds.session or all(by_position(staying, size)):
+        ranked = fitted(ranked, bounds)
+    return put_together(ranked, before, size)
 
 
 def _best(

@@ -15,7 +15,7 @@ from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
-from regroup_operator.plan.failures.exits import FailedNodes, avoided_nodes, count_created
+from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
@@ -89,7 +89,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
     if isinstance(lifecycle, Active):
         notices = judge_notices(generation.workers, memory.of_workers(lambda w: w.is_noticed or None), facts.released)
         later = _put_off(facts, generation, rows)
-    changes = _worker_changes(facts, failures.seen.nodes, lifecycle, generation, rows, later)
+    changes = _worker_changes(facts, failures, lifecycle, generation, rows, later)
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     going, clears = {pod.uid for pod in delete}, _clears(lifecycle, inputs.job.spec.run_policy)
     if isinstance(lifecycle, Active | Finishing):
@@ -126,7 +126,9 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
         replaced=replaced if generation.status.membership else {},
-        due_s=earliest((changes.due_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
+        due_s=earliest(
+            (changes.due_s, capacity.due_s, roles.due_s, failures.size.held_until_s), after_s=inputs.clock.now_s
+        ),
         words=words,
         failing=early_words(early, pods, inputs.clock)
         or disrupted_words(disrupted, pods, inputs.clock, facts.known_slots),
@@ -176,7 +178,7 @@ def _put_off(facts: Facts, generation: NextGeneration, rows: PodRows) -> frozens
 
 def _worker_changes(
     facts: Facts,
-    nodes: FailedNodes,
+    failures: Failures,
     lifecycle: Lifecycle,
     generation: NextGeneration,
     rows: PodRows,
@@ -184,7 +186,7 @@ def _worker_changes(
 ) -> WorkerChanges:
     """Return the changes to the workers' pods, by what becomes of the job."""
     inputs, obs, current = facts.inputs, facts.inputs.obs, facts.current
-    bad_nodes = avoided_nodes(nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
+    bad_nodes = avoided_nodes(failures.seen.nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
     named = named_members(generation.status)
     roster = Roster(
         workers=generation.workers,
@@ -206,12 +208,19 @@ def _worker_changes(
         roster,
         slots=facts.slots,
         # Who waits outside may be the last to hold the job's state.
-        settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
+        settled=generation.document is None
+        and (current is None or (current.adopted and generation.stands and not _holds(facts, failures))),
         abandoned=generation.abandoned,
         given_back=rows.capacity.given_back,
         unmade=later | _idle_slots(facts, lifecycle),
         unsure=frozenset().union(*generation.kept.links) | generation.kept.setbacks.keys(),
     )
+
+
+def _holds(facts: Facts, failures: Failures) -> bool:
+    """Return whether workers that are not needed keep their pods, because the script may refuse the smaller size."""
+    until_s = failures.size.held_until_s
+    return until_s is not None and facts.inputs.clock.now_s < until_s
 
 
 def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:

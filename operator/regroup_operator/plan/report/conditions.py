@@ -9,9 +9,9 @@ from functools import cached_property
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
 from regroup.protocol.text import shorten
-from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
+from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY, SIZE_REFUSED
 from regroup_operator.api.members import format_members
-from regroup_operator.api.status import Progress, Samples, Summary
+from regroup_operator.api.status import Progress, RefusedSize, Samples, Summary
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Pod, Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
@@ -37,6 +37,8 @@ AT_REST_WORDS = {
 }
 WAITING_FOR_ROLES = "WaitingForRoles"
 """Reason of Complete=False: the script has returned in every worker, and roles that are required for completion have not ended."""
+WAITING_FOR_CHECKPOINT = "WaitingForCheckpoint"
+"""Reason of Degraded=True: workers are ready, and join after the script's next checkpoint."""
 HELD_BACK = "HeldBack"
 """Reason of PodsReady=False: pods are missing that are made later, by spec.elasticPolicy."""
 INIT_FAILED = "InitContainerFailed"
@@ -223,7 +225,13 @@ class Course:
     leaving: str = ""
     """The sentence on workers that are asked to leave and still needed."""
     spares: str = ""
-    """The sentence on workers that are ready and in no whole group."""
+    """The sentence on workers that are ready and in no whole group, or too few for the next size."""
+    size: str = ""
+    """The sentence on a job that is to train with fewer workers than spec.replicas."""
+    growth: str = ""
+    """The sentence on workers that are ready and join after the script's next checkpoint."""
+    refused_size: str = ""
+    """The sentences on a size that the script refused, for which the job went back to another one."""
     memory: str = ""
     """The sentence on a missing worker that was killed for lack of memory."""
     unsaved: str = ""
@@ -251,14 +259,17 @@ def _training(course: Course) -> JobCondition:
     if phase == RUNNING:
         number, count = _trains(current)
         if group != Group.UNOBSERVED:
-            return JobCondition("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}.")
+            trains = f"Generation {number} trains with {_workers(count)}."
+            return JobCondition("Training", "True", "Running", _joined(trains, course.size))
         message = (
             f"The processes of generation {number} run on {_workers(count)}. They have not called "
             "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train."
         )
         return JobCondition("Training", "True", "Unobserved", message)
     if isinstance(decision, Wait):
-        return JobCondition("Training", "False", decision.reason, _joined(decision.message, course.note))
+        return JobCondition(
+            "Training", "False", decision.reason, _joined(decision.message, course.note or course.refused_size)
+        )
     what = "No generation yet."
     if current is not None:
         what = f"Generation {current.number}: {phase.lower()}."
@@ -291,6 +302,14 @@ def _complete(course: Course) -> Iterator[JobCondition]:
 
 def _joined(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
+
+
+def refused_words(refused: RefusedSize) -> str:
+    """Return which size the script refused, with how many workers the job trains since, and what ends that."""
+    return (
+        f"{refused.message} The job went back to {_workers(refused.back_to)}, with which it had trained. "
+        "It tries another size once spec.replicas changes."
+    )
 
 
 def finishing_words(finished: Finished, *, runs: bool) -> str:
@@ -335,9 +354,12 @@ def _degraded(course: Course) -> JobCondition:
     if phase == RUNNING and course.leaving:
         return _bounded("Degraded", "True", "Leaving", course.leaving)
     _, count = _trains(course.current)
+    if phase == RUNNING and course.refused_size:
+        words = f"{min(count, replicas)} of {replicas} workers train." if count < replicas else ""
+        return _bounded("Degraded", "True", SIZE_REFUSED, _joined(course.refused_size, words, course.memory))
     if phase == RUNNING and count < replicas:
-        reason = "OOMKilled" if course.memory else "FewerMembers"
-        words = _joined(f"{count} of {replicas} workers train.", course.memory, course.spares)
+        reason = "OOMKilled" if course.memory else WAITING_FOR_CHECKPOINT if course.growth else "FewerMembers"
+        words = _joined(f"{count} of {replicas} workers train.", course.memory, course.growth or course.spares)
         return JobCondition("Degraded", "True", reason, words)
     silent = sum(w.is_member and w.standing == Standing.SILENT for w in course.workers)
     if silent:

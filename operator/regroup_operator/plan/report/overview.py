@@ -25,13 +25,14 @@ from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.finished import Finished
-from regroup_operator.plan.facts.groups import spare_words
+from regroup_operator.plan.facts.groups import spare_words, waiting_words
 from regroup_operator.plan.facts.roles import awaited_words
+from regroup_operator.plan.facts.saved import save_words, waits_for_save
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
-from regroup_operator.plan.generation.generation import NextGeneration
+from regroup_operator.plan.generation.generation import NextGeneration, bounds_of
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,
@@ -57,6 +58,7 @@ from regroup_operator.plan.report.conditions import (
     Course,
     Workforce,
     phase_of,
+    refused_words,
     summary,
     training_conditions,
     worker_conditions,
@@ -128,7 +130,7 @@ def overview(stages: Stages, status: JobStatus) -> tuple[JobStatus, list[EventNo
             phase=phase,
             refused=lifecycle.why.reason if isinstance(lifecycle, Refused) else None,
             ready=ready,
-            replicas=job.spec.replicas,
+            replicas=facts.size.wanted,
             progress=status.progress,
             samples=status.samples,
         ),
@@ -259,7 +261,7 @@ def _of_workers(
         return worker_conditions(
             Workforce(
                 workers=[w for w in generation.workers if wants is None or w.id in wants],
-                replicas=inputs.job.spec.replicas if wants is None else len(wants),
+                replicas=facts.size.wanted if wants is None else len(wants),
                 spares=inputs.job.spec.recovery.spares if wants is None else 0,
                 held="; ".join(filter(None, [facts.size.words if wants is None else "", pods.words])),
                 failing=pods.failing,
@@ -343,12 +345,37 @@ def _of_training(
                     saves=job.spec.checkpoint is not None,
                     per_group=facts.per_group,
                 ),
-                spares=spare_words(current, workers, facts.per_group),
+                spares=spare_words(current, workers, facts.per_group)
+                or waiting_words(current, workers, bounds_of(facts)),
+                size=_size_words(facts),
+                growth=_growth_words(facts, generation),
+                refused_size="" if facts.size.refused is None else refused_words(facts.size.refused),
                 memory=missing_for_memory(status.incidents, current),
                 unsaved=unsaved,
             )
         )
     )
+
+
+def _growth_words(facts: Facts, generation: NextGeneration) -> str:
+    """Return the sentence on workers that join after the script's next checkpoint; empty: there are none."""
+    spec, workers, members = facts.inputs.job.spec, generation.workers, generation.members
+    if spec.checkpoint is None or len(members) >= facts.size.replicas:
+        return ""
+    if not waits_for_save(spec.elastic_policy, facts.tier, members, facts.inputs.clock.now_s):
+        return ""
+    ready = sum(not w.is_member and w.available and not w.draining for w in workers)
+    return save_words(members, ready, spec.checkpoint.directory) if ready else ""
+
+
+def _size_words(facts: Facts) -> str:
+    """Return the sentence on a job that trains with fewer workers than spec.replicas by its sizes; empty: it does not."""
+    job, wanted = facts.inputs.job, facts.size.wanted
+    policy = job.spec.elastic_policy
+    if policy is None or policy.permitted is None or facts.size.refused is not None or wanted == job.spec.replicas:
+        return ""
+    field = "sizes" if policy.sizes is not None else "sizeMultipleOf"
+    return f"{wanted} is the largest size of spec.elasticPolicy.{field} up to spec.replicas ({job.spec.replicas})."
 
 
 def _of_roles(facts: Facts, pods: PodChanges, *, waits: bool) -> str:
@@ -422,7 +449,7 @@ def _num_ready(facts: Facts, workers: Sequence[Worker]) -> int:
         # Its observers may have found it lost before its stream ends.
         return not is_unresponsive(worker.session, now_s)
 
-    return min(sum(is_ready(w) for w in workers if w.pod), facts.inputs.job.spec.replicas)
+    return min(sum(is_ready(w) for w in workers if w.pod), facts.size.wanted)
 
 
 def _refusal_note(decision: Decision | None, workers: Sequence[Worker]) -> str:

@@ -61,6 +61,8 @@ def make_report(stages: Stages) -> Report:
         ),
         incidents=_incidents(facts, failures, generation),
         agent_image=inputs.agent_image,
+        last_good_size=failures.size.good or None,
+        refused_size=failures.size.refused or facts.size.refused,
     )
     if status.start_time is not None and inputs.job.refusal is None:
         spec = inputs.job.raw["spec"]

@@ -1,0 +1,201 @@
+"""A size that a script refuses is not the end: the job goes back to the size with which it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regroup.protocol import local
+from regroup_operator.plan.failures.crashes import STEADY_S
+from regroup_operator.plan.failures.refused_size import HOLD_S, SETTLE_S
+from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.world import World
+
+LINE = "AssertionError"
+
+
+def elastic(replicas: int, **policy: Any) -> JobBuilder:
+    return make_job().with_replicas(replicas).with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 8, **policy})
+
+
+def formed(world: World) -> None:
+    """All processes that run pass init_process_group."""
+    world.advance(2.0)
+    for agent in world.agents.values():
+        for rank, trainer in agent.trainers.items():
+            if agent.alive and trainer.runs:
+                agent.trainer_says(trainer, local.Observed(rank, trainer.incarnation, "formed"))
+    world.advance(0.2)
+
+
+def raises(world: World, *slots: int, line: str = LINE) -> None:
+    """The script raises in these workers."""
+    for slot in slots:
+        world.kill_process(world.uid(slot), code=1, last_line=line)
+    world.advance(0.2)
+
+
+def trained(tmp_path: Path, replicas: int = 2, **policy: Any) -> World:
+    """A script that has trained with this size."""
+    world = World(tmp_path, elastic(replicas, **policy), script="plain")
+    formed(world)
+    assert world.phase == "Running"
+    world.advance(STEADY_S + 2.0, 1.0)
+    assert world.status["lastGoodSize"] == replicas
+    return world
+
+
+def grown(world: World, replicas: int) -> None:
+    world.scale(replicas)
+    world.until(lambda: world.members == f"0-{replicas - 1}", limit_s=20.0)
+    world.advance(1.0)
+
+
+def says(world: World) -> tuple[str, str]:
+    said = world.condition("Degraded")
+    return said["status"], said["reason"]
+
+
+@pytest.mark.parametrize("moment", ["before", "formed"])
+def test_growth_that_the_script_refuses_goes_back_and_counts_nothing(tmp_path: Path, moment: str) -> None:
+    """nanoGPT raises after init_process_group."""
+    world = trained(tmp_path)
+    grown(world, 3)
+    if moment == "formed":
+        formed(world)
+        assert world.phase == "Running"
+    generation = world.generation
+    raises(world, 0)
+    world.advance(SETTLE_S / 2)
+    assert world.generation == generation, "the others are waited for"
+    raises(world, 1, 2)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    formed(world)
+    assert world.phase == "Running"
+    assert says(world) == ("True", "SizeRefused")
+    assert world.condition("Degraded")["message"].startswith(
+        "The script refuses 3 workers: it failed in every one of them before it had trained with them (AssertionError). "
+        "The job went back to 2 workers"
+    )
+    assert [n.reason for n in world.notes].count("SizeRefused") == 1
+    world.advance(2 * HOLD_S, 1.0)
+    restarts = world.status["restarts"]
+    assert (restarts["total"], restarts.get("recent", [])) == (0, [])
+    assert (world.members, world.status["summary"]["ready"]) == ("0-1", "2/2")
+    assert sorted(p.slot for p in world.pods.by_uid.values() if p.usable) == [0, 1]
+
+
+def test_size_is_tried_again_after_an_edit_and_not_for_the_same_number(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    raises(world, 0, 1, 2)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    formed(world)
+    generation = world.generation
+    for _ in range(20):  # an autoscaler writes the same number
+        world.scale(3)
+        world.advance(15.0, 1.0)
+    assert world.generation == generation
+    world.scale(4)
+    world.until(lambda: world.members == "0-3", limit_s=20.0)
+    formed(world)
+    assert "refusedSize" not in world.status
+    assert says(world) == ("False", "AsWanted")
+    world.advance(STEADY_S + 2.0, 1.0)
+    assert world.status["lastGoodSize"] == 4
+
+
+def test_next_operator_knows_what_was_refused(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    raises(world, 0, 1)
+    world.kill_operator()
+    raises(world, 2)
+    world.start_operator()
+    world.until(lambda: world.members == "0-1", limit_s=60.0)
+    formed(world)
+    assert says(world) == ("True", "SizeRefused")
+    generation = world.generation
+    world.kill_operator()
+    world.start_operator()
+    world.advance(60.0, 1.0)
+    assert (world.generation, world.members) == (generation, "0-1")
+    assert world.status["restarts"]["total"] == 0
+
+
+@pytest.mark.parametrize("pod_is_there", [True, False])
+def test_smaller_size_that_the_script_refuses(tmp_path: Path, pod_is_there: bool) -> None:
+    """The worker that was scaled away keeps its pod for a while. Later it gets another one."""
+    world = trained(tmp_path, 4)
+    grown(world, 3)
+    world.advance(HOLD_S - 10.0 if pod_is_there else HOLD_S + 5.0, 1.0)  # it starts, and does not form
+    kept = [0, 1, 2, 3] if pod_is_there else [0, 1, 2]
+    assert sorted(p.slot for p in world.pods.by_uid.values() if p.usable) == kept
+    raises(world, 0, 1, 2)
+    world.until(lambda: world.members == "0-3", limit_s=20.0)
+    formed(world)
+    assert (world.phase, *says(world)) == ("Running", "True", "SizeRefused")
+
+
+def test_smaller_size_after_a_loss_waits_for_the_lost_worker(tmp_path: Path) -> None:
+    world = trained(tmp_path, 3)
+    world.pods.pending.add(2)
+    world.vanish(world.uid(2))
+    world.until(lambda: world.members == "0-1", limit_s=30.0)
+    world.advance(1.0)
+    raises(world, 0, 1)
+    world.advance(60.0, 1.0)
+    assert (world.phase, world.condition("Training")["reason"]) == ("Waiting", "TooFewMembers")
+    message = world.condition("Training")["message"]
+    assert message.startswith("2 workers ready, 3 needed")
+    assert "The script refuses 2 workers" in message
+    world.run_pod(world.uid(2, 1))
+    world.until(lambda: world.members == "0-1,2.1", limit_s=30.0)
+    formed(world)
+    assert world.phase == "Running"
+
+
+def test_first_size_fails_as_ever(tmp_path: Path) -> None:
+    world = World(tmp_path, elastic(3), script="plain", num_nodes=4)
+    formed(world)
+    for _ in range(20):
+        if world.has_ended:
+            break
+        raises(world, *(slot for slot in range(3) if world.agents[world.uid(slot)].trainers))
+        world.advance(9.0, 1.0)
+    assert world.phase == "Failed"
+    assert "refusedSize" not in world.status
+
+
+def test_failure_of_one_worker_counts_and_its_size_is_kept(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    formed(world)
+    raises(world, 1)
+    raises(world, 0, 2, line="RuntimeError: Connection closed by peer")
+    world.until(lambda: world.generation == 3, limit_s=10.0)
+    world.advance(2.0)
+    assert world.members == "0-2"
+    assert world.status["restarts"]["total"] == 1
+    raises(world, 1)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    assert world.status["restarts"]["total"] == 1, "the second failure at the same place is a refusal"
+
+
+def test_failure_after_it_has_trained_is_no_refusal(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    formed(world)
+    world.advance(STEADY_S + 2.0, 1.0)
+    assert world.status["lastGoodSize"] == 3
+    raises(world, 0, 1, 2)
+    world.advance(20.0, 1.0)
+    assert (world.members, world.status["restarts"]["total"]) == ("0-2", 1)
+
+
+def test_session_has_no_such_sizes(tmp_path: Path) -> None:
+    world = World(tmp_path, elastic(2), known_session=True, num_nodes=4)
+    world.advance(STEADY_S + 5.0, step_every_s=0.5)
+    assert "lastGoodSize" not in world.status
