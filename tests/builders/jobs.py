@@ -389,6 +389,8 @@ BAD_FROM_THE_BEGINNING: dict[str, tuple[Change, Change, str]] = {
 GOOD_CHANGES: dict[str, Change] = {
     "replicas inside the bounds": with_spec(replicas=5),
     "minReplicas": with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5}),
+    "sizes": with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 5, "sizes": [2, 4]}),
+    "sizeMultipleOf": with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 5, "sizeMultipleOf": 2}),
     "run policy": with_spec(runPolicy={"suspend": True, "activeDeadlineSeconds": 60, "cleanPodPolicy": "All"}),
     "recovery": with_spec(recovery={"disconnectSeconds": 9}),
     "nothing": with_spec(),
