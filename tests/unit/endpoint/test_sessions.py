@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from regroup.protocol import codec
+from regroup.protocol.codec import ProtocolError
 from regroup.protocol.state import Phase, Seal, StatePair
-from regroup.protocol.wire import Adopted, Changed, Draining, Fault, Progress, Report, Unheard
+from regroup.protocol.wire import LOGGED, Adopted, Changed, Draining, Fault, Progress, Report, ScriptProgress, Unheard
 from regroup_operator.endpoint.sessions import (
     MAX_EXITS,
     MAX_UNHEARD,
@@ -250,6 +252,51 @@ def test_progress_with_news_of_an_observer_is_looked_at_at_once() -> None:
         after = apply_report(before, report, 11.0)
         assert after is not None
         assert is_routine(before, after, report) == routine
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "step"),
+    [
+        pytest.param(4, 12, id="the same process"),
+        pytest.param(5, 12, id="a newer process of the worker"),
+        pytest.param(3, 7, id="a process that has been replaced"),
+        pytest.param(6, 7, id="a process that the worker has not started"),
+    ],
+)
+def test_word_on_a_scripts_progress_is_fenced_by_incarnation(incarnation: int, step: int) -> None:
+    known: dict[str, Any] = {"incarnation": 5, "generation": 2, "heard": 2, "entered": 2}
+    before = session(make_report(ScriptProgress(4, LOGGED, 7), **known))
+    after = apply_report(before, make_report(ScriptProgress(incarnation, LOGGED, 12, age_ms=2000.0), **known), 20.0)
+    assert after is not None
+    assert after.script is not None
+    assert (after.script.step, after.script_generation) == (step, 2)
+    assert after.script_at_s == (18.0 if step == 12 else 10.0)
+
+
+def test_word_on_a_scripts_progress_is_no_progress() -> None:
+    """Progress proves life, and dates crashes and stalls."""
+    known: dict[str, Any] = {"incarnation": 5, "generation": 2, "heard": 2, "entered": 2}
+    before = replace(session(make_report(ScriptProgress(4, LOGGED, 7), **known)), connected=True)
+    report = make_report(ScriptProgress(4, LOGGED, 8), **known)
+    after = apply_report(before, report, 20.0)
+    assert after is not None
+    assert is_routine(before, after, report), "it is looked at when progress is written"
+    assert (after.progress, after.progress_at_s, after.step_s, after.closed_step) == (None, None, None, 0)
+    later = make_report(ScriptProgress(4, LOGGED, 1), **{**known, "generation": 3, "heard": 3, "entered": 3})
+    newer = apply_report(after, later, 30.0)
+    assert newer is not None
+    assert not is_routine(after, newer, later), "the first one of a generation"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [{"percent": 100.5}, {"percent": -1.0}, {"step": -1}, {"step": 2**53}, {"total_steps": -1}],
+    ids=str,
+)
+def test_word_that_cannot_be_true_is_refused(word: dict[str, Any]) -> None:
+    report = make_report(ScriptProgress(4, LOGGED, **word))
+    with pytest.raises(ProtocolError, match=r"^scriptProgress\."):
+        Report.decode(codec.line(report))
 
 
 def test_session_is_copied_whole_and_takes_no_field_that_it_does_not_have() -> None:
