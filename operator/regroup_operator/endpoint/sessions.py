@@ -92,10 +92,15 @@ def is_routine(before: Session | None, after: Session, report: Report) -> bool:
         before.connected
         and before.unanswered_since_s is None
         and before.progress_generation == after.progress_generation
-        and before.script_generation == after.script_generation
+        and _script_trains(before) == _script_trains(after)
         and _saved(before.progress) == _saved(after.progress)
         and _standing(before) == _standing(after)
     )
+
+
+def _script_trains(session: Session) -> object:
+    """Return the generation of a script's last word, and whether it has got further in it: then it trains."""
+    return session.script_generation, session.script is not None and session.script.every_s is not None
 
 
 def _saved(progress: Progress | None) -> object:

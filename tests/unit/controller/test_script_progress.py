@@ -40,6 +40,24 @@ def test_step_progress_loss_and_time_left_are_shown(tmp_path: Path) -> None:
     assert "checkpoint" not in world.status
 
 
+def test_program_without_a_process_group_is_running_once_it_gets_further(tmp_path: Path) -> None:
+    """Several processes with a hook that is never called are Starting for two minutes."""
+    world = World(tmp_path, ELASTIC, script="plain")
+    world.advance(2.0)
+    observed(world, "watched", 0, 1, 2)
+    world.advance(40.0, 1.0)
+    assert (world.phase, world.status["tier"]) == ("Starting", "Script")
+    says(world, 0, step=5000)
+    world.advance(2.0)
+    assert world.phase == "Starting", "the first word may be a line about a checkpoint"
+    says(world, 0, step=5001)
+    world.advance(2.0)
+    assert (world.phase, world.condition("Training")["reason"]) == ("Running", "Running")
+    world.kill_process(world.uid(1))
+    world.advance(5.0)
+    assert world.phase == "Recovering"
+
+
 def test_lower_step_after_a_restart_is_shown_and_one_of_the_processes_before_is_not(tmp_path: Path) -> None:
     world = running(tmp_path)
     trains(world, 496, 500)

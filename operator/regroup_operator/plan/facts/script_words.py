@@ -32,6 +32,11 @@ class ScriptWords:
     """The longest time between two changes that any member has seen."""
 
     @property
+    def goes_on(self) -> bool:
+        """Return whether a process of the generation has got further since its first word: then it trains."""
+        return self.every_s is not None
+
+    @property
     def is_at_end(self) -> bool:
         """Return whether the script says that all its steps are done."""
         word = self.word

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from regroup.protocol.state import Group
 from regroup_operator.api import set_condition
 from regroup_operator.api.conditions import (
     ACCEPTED,
@@ -92,6 +93,8 @@ def overview(stages: Stages, status: JobStatus) -> tuple[JobStatus, list[EventNo
     if facts.tier == "Script":
         ran = _is_true(before.get(TRAINING))
         group = script_group(facts.current, generation.workers, ran=ran)
+        if facts.script is not None and facts.script.goes_on:
+            group = Group.FORMED  # it trains, with or without a process group of torch
     rest = _at_rest(lifecycle)
     phase = phase_of(
         current=facts.current,
