@@ -192,6 +192,19 @@ def test_words_of_an_earlier_process_are_dropped() -> None:
     assert (report.step, report.incarnation) == (400, drive.incarnations[0]), "it continues from its own checkpoint"
 
 
+def test_new_processes_begin_without_the_words_of_those_before() -> None:
+    """The operator would take them for the newest generation's, and the time between both for a step."""
+    drive = said(said(starts(1), step=500, total=900).wait(2.0), step=501).wait(2.0)
+    drive.generation(2).exits(-15)
+    drive.feed(ev.Spawned(0, drive.incarnations[0]))
+    known = len(reports(drive))
+    drive.feed(ev.Disconnected()).feed(ev.Connected())
+    assert len(reports(drive)) == known
+    said(drive.wait(100.0), step=400).wait(2.0)
+    report = reports(drive)[-1]
+    assert (report.step, report.total_steps, report.step_s, report.every_s) == (400, None, None, None)
+
+
 def test_session_says_its_progress_itself() -> None:
     drive = Drive(1).session()
     drive.trains(1, 3)
