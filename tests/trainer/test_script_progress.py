@@ -62,6 +62,28 @@ while step < 400:
         step += 1
         print(f"iter {step}/400: loss {1 / step:.4f}, time 20ms")
 """
+COUNTS = """
+import sys, time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    for _ in range(4):  # gradient accumulation
+        model(torch.randn(4, 8)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.05)
+    end = torch.tensor([float((Path(sys.argv[1]) / "end").exists())])
+    dist.all_reduce(end)
+    if end.item():
+        break
+"""
 PATTERN = r"iter (?P<step>\d+)/(?P<total>\d+): loss (?P<loss>[0-9.]+)"
 
 
@@ -123,5 +145,24 @@ def test_program_that_prints_lines_shows_them_and_is_restarted_where_it_hangs(
         assert (ended["summary"]["step"], ended["summary"]["progress"]) == ("400", "100%")
         assert ended["restarts"]["processes"] == 1
         assert "iter 400/400: loss 0.0025, time 20ms\n" in job.log.read_text(), "what it prints is in the log as it was"
+    finally:
+        job.close()
+
+
+def test_torch_loop_that_says_nothing_shows_its_optimizer_steps(run: Callable[..., LocalRun], tmp_path: Path) -> None:
+    job = run(COUNTS, "--workers", "2", "--min", "1", "--max", "2")
+    try:
+        seen = job.wait(lambda s: s.get("progress", {}).get("optimizerSteps", 0) > 20, "counted steps")
+        assert seen["progress"]["source"] == "Counted"
+        assert "step" not in seen["progress"]
+        assert seen["summary"]["step"] == f"+{seen['progress']['optimizerSteps']}"
+        os.kill(job.trainers()["local-worker-1-0"], signal.SIGKILL)
+        again = job.wait(
+            lambda s: s["membership"]["generation"] > 1 and s["progress"]["optimizerSteps"] < 20,
+            "a count that begins anew",
+        )
+        assert again["progress"]["optimizerSteps"] > 0
+        (tmp_path / "end").touch()
+        job.wait(lambda s: s.get("phase") == "Succeeded", "the end")
     finally:
         job.close()
