@@ -394,9 +394,9 @@ class Walk:
     @property
     def _minimum(self) -> int:
         policy = self.world.store.view["spec"].get("elasticPolicy")
-        refused = self.world.status.get("refusedSize")
-        if refused and refused["workers"] < refused["backTo"]:
-            return int(refused["backTo"])
+        refused = self.world.refused
+        if refused is not None and refused.permitted is not None:
+            return refused.permitted[0]
         return int(policy["minReplicas"] if policy else self.world.replicas)
 
     def _is_severed(self) -> bool:

@@ -20,6 +20,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.api import Job, parse_status
+from regroup_operator.api.status import RefusedSize
 from regroup_operator.decision_log import DecisionLog
 from regroup_operator.model.plan import timestamp
 from regroup_operator.model.ports import EventNote
@@ -515,10 +516,15 @@ class World:
         return replicas
 
     @property
+    def refused(self) -> RefusedSize | None:
+        """Return the size that the script refused."""
+        return parse_status(self.store.view).refused_size
+
+    @property
     def wanted(self) -> int:
         """Return the number of workers that the job should train with, by its sizes and what its script refused."""
-        if refused := self.status.get("refusedSize"):
-            return int(refused["backTo"])
+        if self.refused is not None:
+            return self.refused.size
         multiple = (self.store.view["spec"].get("elasticPolicy") or {}).get("sizeMultipleOf", 1)
         return self.replicas - self.replicas % int(multiple)
 

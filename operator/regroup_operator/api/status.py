@@ -230,7 +230,7 @@ class RefusedSize(WrittenModel):
     """Number of workers with which the script failed before it had trained."""
 
     back_to: int
-    """Number of workers that the job goes back to, because the script has trained with it."""
+    """Number of workers with which the script had trained. The job goes back to it if it wanted the refused number."""
 
     wanted: int
     """Number of workers that the job wanted then. The refusal ends once the job wants another number."""
@@ -243,6 +243,18 @@ class RefusedSize(WrittenModel):
 
     message: str
     """The failure, in one sentence."""
+
+    @property
+    def size(self) -> int:
+        """Number of workers that the job is to have while the refusal holds. If a loss led to the refused number, the job still
+        wants what it wanted."""
+        return self.back_to if self.workers == self.wanted else self.wanted
+
+    @property
+    def permitted(self) -> list[int] | None:
+        """Numbers of workers that may train while the refusal holds, ascending; None: all up to `size`. Below `size`, where a
+        number was refused, none is tried but the one with which the script has trained."""
+        return sorted({self.size, min(self.size, self.back_to)}) if self.workers < self.size else None
 
 
 class Goodput(WrittenModel):

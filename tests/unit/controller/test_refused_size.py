@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regroup.protocol import local
+from regroup_operator.api.members import parse_members
 from regroup_operator.plan.failures.crashes import STEADY_S
 from regroup_operator.plan.failures.refused_size import HOLD_S, SETTLE_S
 from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.trainers import Trainer
 from tests.simulator.world import World
 
 LINE = "AssertionError"
@@ -77,7 +80,7 @@ def test_growth_that_the_script_refuses_goes_back_and_counts_nothing(tmp_path: P
     assert says(world) == ("True", "SizeRefused")
     assert world.condition("Degraded")["message"].startswith(
         "The script refuses 3 workers: it failed in every one of them before it had trained with them (AssertionError). "
-        "The job went back to 2 workers"
+        "The job goes back to 2 workers, with which it had trained, and tries another size once spec.replicas changes."
     )
     assert [n.reason for n in world.notes].count("SizeRefused") == 1
     world.advance(2 * HOLD_S, 1.0)
@@ -199,3 +202,60 @@ def test_session_has_no_such_sizes(tmp_path: Path) -> None:
     world = World(tmp_path, elastic(2), known_session=True, num_nodes=4)
     world.advance(STEADY_S + 5.0, step_every_s=0.5)
     assert "lastGoodSize" not in world.status
+
+
+def test_loss_that_leads_to_a_refused_size_does_not_take_a_growth_back(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 4)
+    formed(world)
+    world.pods.pending.add(3)
+    world.vanish(world.uid(3))
+    world.until(lambda: world.members == "0-2", limit_s=30.0)
+    world.advance(1.0)
+    raises(world, 0, 1, 2)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    formed(world)
+    assert says(world) == ("True", "SizeRefused")
+    assert world.condition("Degraded")["message"].endswith(
+        "Until spec.replicas changes, the job trains with 2 or 4 workers only. 2 of 4 workers train."
+    )
+    world.run_pod(world.uid(3, 1))
+    world.until(lambda: world.members == "0-2,3.1", limit_s=30.0)
+    formed(world)
+    assert (world.phase, *says(world)) == ("Running", "False", "AsWanted")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_script_that_refuses_odd_sizes_never_fails_and_trains_again(tmp_path: Path, seed: int) -> None:
+    """Sizes, losses, and operators at random. All workers raise at an odd size; else they train."""
+    rng = random.Random(seed)
+    world = trained(tmp_path, 4)
+    began = set[Trainer]()
+
+    def live(seconds: float) -> None:
+        for _ in range(round(seconds)):
+            world.advance(1.0)
+            news = [t for agent in world.agents.values() if agent.alive for t in agent.trainers.values() if t.runs]
+            for trainer in (t for t in news if t not in began and t.launched == world.generation):
+                began.add(trainer)
+                if len(parse_members(world.members)) % 2:
+                    trainer.agent.exited(trainer, 1, LINE)
+                else:
+                    message = local.Observed(trainer.local_rank, trainer.incarnation, "formed")
+                    trainer.agent.trainer_says(trainer, message)
+
+    for _ in range(12):
+        event = rng.choice(["scale", "scale", "vanish", "operator"])
+        if event == "scale":
+            world.scale(rng.randint(1, 6))
+        elif event == "vanish":
+            world.vanish(rng.choice(sorted(uid for uid, pod in world.pods.by_uid.items() if pod.usable)))
+        else:
+            world.kill_operator()
+            world.start_operator()
+        live(rng.choice([1.0, 5.0, 20.0, 50.0]))
+    live(150.0)
+    assert not world.has_ended, world.condition("Failed")
+    assert len(parse_members(world.members)) == world.wanted, world.summary()
+    assert world.wanted % 2 == 0
+    assert world.phase == "Running", world.summary()

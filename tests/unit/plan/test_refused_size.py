@@ -22,6 +22,7 @@ from regroup_operator.plan.failures.refused_size import (
     Trial,
     judge_trial,
     may_go_back,
+    refused_words,
     steady_at_s,
 )
 from tests.builders.plan import make_current, make_job, make_session, make_status, make_worker
@@ -199,6 +200,8 @@ def size(replicas: int, refused: dict[str, Any], known: Any = None, suspended: b
     [
         pytest.param(3, refusal(), {}, 2, id="the job goes back"),
         pytest.param(3, refusal(3, 4), {}, 4, id="it goes back to a larger size, too"),
+        pytest.param(4, refusal(3, 4, wanted=4), {}, 4, id="a loss led to the refused size"),
+        pytest.param(4, refusal(3, 2, wanted=4), {}, 4, id="a loss led to it while the job grew"),
         pytest.param(4, refusal(), {}, 4, id="another size is tried"),
         pytest.param(2, refusal(), {}, 2, id="the user wants the size that it went back to"),
         pytest.param(5, refusal(4, 2, wanted=4), {"sizes": [1, 2, 4]}, 2, id="an autoscaler writes a number that means the same"),
@@ -211,6 +214,40 @@ def test_refusal_holds_until_another_size_is_wanted(
     replicas: int, refused: dict[str, Any], given: dict[str, Any], want: int
 ) -> None:
     assert size(replicas, refused, **given).replicas == want
+
+
+@pytest.mark.parametrize(
+    ("refused", "want"),
+    [
+        pytest.param(refusal(3, 2), None, id="growth: what is smaller may train as before"),
+        pytest.param(refusal(3, 4), [4], id="a smaller size: nothing below the last good one is tried"),
+        pytest.param(refusal(3, 4, wanted=4), [4], id="a loss: the lost worker is waited for"),
+        pytest.param(
+            refusal(3, 2, wanted=4), [2, 4], id="a loss while the job grows: the last good size, and what was wanted"
+        ),
+        pytest.param(refusal(1, 4, wanted=2), [2], id="a loss while it shrinks: what was wanted"),
+    ],
+)
+def test_sizes_that_may_train_while_it_holds(refused: dict[str, Any], want: list[int] | None) -> None:
+    assert RefusedSize.model_validate(refused).permitted == want
+
+
+@pytest.mark.parametrize(
+    ("refused", "want"),
+    [
+        (
+            refusal(),
+            "It refuses 3. The job goes back to 2 workers, with which it had trained, and tries another size once",
+        ),
+        (
+            refusal(3, 2, wanted=4),
+            "It refuses 3. Until spec.replicas changes, the job trains with 2 or 4 workers only.",
+        ),
+        (refusal(3, 4, wanted=4), "It refuses 3. Until spec.replicas changes, the job trains with 4 workers only."),
+    ],
+)
+def test_words(refused: dict[str, Any], want: str) -> None:
+    assert refused_words(RefusedSize.model_validate(refused)).startswith(want)
 
 
 def test_way_back_does_not_wait_for_the_cooldown() -> None:

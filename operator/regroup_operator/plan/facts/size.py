@@ -11,7 +11,7 @@ already. docs/design/adr/0055-size-of-an-elastic-job.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regroup_operator.api import Job
 from regroup_operator.api.spec import largest_size
@@ -31,7 +31,7 @@ class Size:
     words: str = ""
     due_s: float | None = None
     refused: RefusedSize | None = None
-    """The refusal for which the job went back to another size than it wants."""
+    """The script's refusal of a size, while it holds."""
 
 
 def standing_refusal(job: Job, *, suspended: bool) -> RefusedSize | None:
@@ -54,11 +54,18 @@ def decide_size(
 ) -> Size:
     """Return the size. `known`: status.growth as stored; `runs`: the job has a generation and is not suspended. Before that it has
     nothing to interrupt, and each size is its first. `refused`: the refusal that holds; the job goes back at once."""
+    if refused is None:
+        return _with_cooldown(job, known, clock, runs=runs)
+    if refused.size == job.wanted:
+        return replace(_with_cooldown(job, known, clock, runs=runs), refused=refused)
+    if known is not None and known.replicas != refused.size:
+        known = Growth(replicas=refused.size, changed_at=clock.timestamp())
+    return Size(refused.size, refused.size, known, refused=refused)
+
+
+def _with_cooldown(job: Job, known: Growth | None, clock: Clock, *, runs: bool) -> Size:
+    """Return the wanted size, or a smaller one until spec.elasticPolicy.growthCooldownSeconds is over."""
     wanted, policy = job.wanted, job.spec.elastic_policy
-    if refused is not None:
-        if known is not None and known.replicas != refused.back_to:
-            known = Growth(replicas=refused.back_to, changed_at=clock.timestamp())
-        return Size(refused.back_to, refused.back_to, known, refused=refused)
     if policy is None or not policy.growth_cooldown_seconds:
         return Size(wanted, wanted)
     if known is None or not runs:

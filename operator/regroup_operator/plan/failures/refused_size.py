@@ -136,8 +136,19 @@ def _refused(trial: Trial, first: Failure, how: str) -> SizeVerdict:
         at=trial.clock.timestamp(),
         message=message,
     )
-    wait = Wait("Settling", f"{message} It goes back to {_workers(trial.good)}.", trial.clock.now_s + AGAIN_S)
+    wait = Wait("Settling", refused_words(refused), trial.clock.now_s + AGAIN_S)
     return SizeVerdict(trial.good, refused, wait, spared=frozenset({trial.current.number}))
+
+
+def refused_words(refused: RefusedSize) -> str:
+    """Return which size the script refused, with how many workers the job trains instead, and what ends that."""
+    if refused.size != refused.wanted:
+        return (
+            f"{refused.message} The job goes back to {_workers(refused.size)}, with which it had trained, and tries another size "
+            "once spec.replicas changes."
+        )
+    sizes = refused.permitted or [refused.size]
+    return f"{refused.message} Until spec.replicas changes, the job trains with {' or '.join(map(str, sizes))} workers only."
 
 
 def _failure(trial: Trial, worker: Worker) -> Failure | None:

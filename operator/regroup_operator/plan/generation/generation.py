@@ -32,6 +32,7 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
 from regroup_operator.plan.failures.hangs import bound as hang_bound_s
 from regroup_operator.plan.failures.no_commit import count_after
+from regroup_operator.plan.failures.refused_size import refused_words
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.generation.document import Header, build_document
 from regroup_operator.plan.generation.lateness import (
@@ -209,16 +210,16 @@ def _refused_size(failures: Failures) -> list[EventNote]:
     refused = failures.size.refused
     if refused is None:
         return []
-    return [EventNote("Warning", SIZE_REFUSED, f"{refused.message} The job goes back to {refused.back_to}.")]
+    return [EventNote("Warning", SIZE_REFUSED, refused_words(refused))]
 
 
 def bounds_of(facts: Facts) -> Bounds:
-    """Return the number of workers that the job wants and needs. Where the script refused a smaller size than the one that the job
-    went back to, it needs that one."""
+    """Return the number of workers that the job wants and needs."""
     job, refused = facts.inputs.job, facts.size.refused
-    minimum = job.min_replicas
-    if refused is not None and refused.workers < refused.back_to:
-        minimum = refused.back_to
+    policy, minimum = job.spec.elastic_policy, job.min_replicas
+    permitted = None if policy is None else policy.permitted
+    if refused is not None and refused.permitted is not None:
+        permitted, minimum = refused.permitted, refused.permitted[0]
     return Bounds(
         facts.size.replicas,
         minimum,
@@ -227,7 +228,7 @@ def bounds_of(facts: Facts) -> Bounds:
         session=facts.tier == "Session",
         per_group=facts.per_group,
         spares=job.spec.recovery.spares,
-        permitted=None if job.spec.elastic_policy is None else job.spec.elastic_policy.permitted,
+        permitted=permitted,
     )
 
 

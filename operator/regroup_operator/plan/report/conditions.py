@@ -11,7 +11,7 @@ from regroup.protocol.state import Group
 from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY, SIZE_REFUSED
 from regroup_operator.api.members import format_members
-from regroup_operator.api.status import Progress, RefusedSize, Samples, Summary
+from regroup_operator.api.status import Progress, Samples, Summary
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Pod, Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
@@ -231,7 +231,7 @@ class Course:
     growth: str = ""
     """The sentence on workers that are ready and join after the script's next checkpoint."""
     refused_size: str = ""
-    """The sentences on a size that the script refused, for which the job went back to another one."""
+    """The sentences on a size that the script refused, if the job does not train with what it wanted."""
     memory: str = ""
     """The sentence on a missing worker that was killed for lack of memory."""
     unsaved: str = ""
@@ -302,14 +302,6 @@ def _complete(course: Course) -> Iterator[JobCondition]:
 
 def _joined(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
-
-
-def refused_words(refused: RefusedSize) -> str:
-    """Return which size the script refused, with how many workers the job trains since, and what ends that."""
-    return (
-        f"{refused.message} The job went back to {_workers(refused.back_to)}, with which it had trained. "
-        "It tries another size once spec.replicas changes."
-    )
 
 
 def finishing_words(finished: Finished, *, runs: bool) -> str:

@@ -33,6 +33,7 @@ from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
+from regroup_operator.plan.failures.refused_size import refused_words
 from regroup_operator.plan.generation.generation import NextGeneration, bounds_of
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
@@ -59,7 +60,6 @@ from regroup_operator.plan.report.conditions import (
     Course,
     Workforce,
     phase_of,
-    refused_words,
     summary,
     training_conditions,
     worker_conditions,
@@ -352,7 +352,7 @@ def _of_training(
                 or waiting_words(current, workers, bounds_of(facts)),
                 size=_size_words(facts),
                 growth=_growth_words(facts, generation),
-                refused_size="" if facts.size.refused is None else refused_words(facts.size.refused),
+                refused_size=_refused_size_words(facts),
                 memory=missing_for_memory(status.incidents, current),
                 unsaved=unsaved,
             )
@@ -371,11 +371,21 @@ def _growth_words(facts: Facts, generation: NextGeneration) -> str:
     return save_words(members, ready, spec.checkpoint.directory) if ready else ""
 
 
+def _refused_size_words(facts: Facts) -> str:
+    """Return the sentences on a size that the script refused; empty: the job trains with what it wants, or nothing was refused."""
+    refused, current = facts.size.refused, facts.current
+    if refused is None or (
+        refused.size == refused.wanted and current is not None and len(current.members) >= refused.size
+    ):
+        return ""
+    return refused_words(refused)
+
+
 def _size_words(facts: Facts) -> str:
     """Return the sentence on a job that trains with fewer workers than spec.replicas by its sizes; empty: it does not."""
     job, wanted = facts.inputs.job, facts.size.wanted
     policy = job.spec.elastic_policy
-    if policy is None or policy.permitted is None or facts.size.refused is not None or wanted == job.spec.replicas:
+    if policy is None or policy.permitted is None or wanted != job.wanted or wanted == job.spec.replicas:
         return ""
     field = "sizes" if policy.sizes is not None else "sizeMultipleOf"
     return f"{wanted} is the largest size of spec.elasticPolicy.{field} up to spec.replicas ({job.spec.replicas})."
