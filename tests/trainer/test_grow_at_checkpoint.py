@@ -41,7 +41,7 @@ MOST_LOST = 100
 
 
 def _degraded(status: dict[str, Any]) -> str:
-    said = next((c for c in status.get("conditions", ()) if c["type"] == "Degraded"), {})
+    said: dict[str, Any] = next((c for c in status.get("conditions", ()) if c["type"] == "Degraded"), {})
     return str(said.get("reason", ""))
 
 
