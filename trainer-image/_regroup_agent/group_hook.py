@@ -1,8 +1,11 @@
-"""Tells the agent when this process has passed `torch.distributed.init_process_group`. Runs in the user's process.
+"""Tells the agent how far an unmodified script has come, and holds it between two steps. Runs in the user's process.
+
+Two functions of torch are observed. `torch.distributed.init_process_group` says when the process has formed its group.
+A hook on all optimizers counts steps and sees the agent's request to hold (`Steps`).
 
 The zygote executes this text before it imports torch. A process that is exec'd finds it as `sitecustomize`, in a directory
 that the agent puts first in PYTHONPATH. The user's own `sitecustomize` runs afterwards, and PYTHONPATH is restored.
-The text imports neither torch nor anything of ours: an import hook waits for torch's module.
+The text imports neither torch nor anything of ours: an import hook waits for torch's modules.
 Failures here are silent. The agent then calls the process unobserved, and the user's script runs on.
 """
 
@@ -13,16 +16,28 @@ import json
 import os
 import socket
 import sys
-from typing import Any
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Optional
 
-MODULE = "torch.distributed.distributed_c10d"
 FUNCTION = "init_process_group"
+REGISTER = "register_optimizer_step_post_hook"
 SAY_S = 2.0
 """Timeout of a message to the agent. Nothing waits for an answer."""
+STEPPED_EVERY_S = 1.0
+LOOK_EVERY_S = 0.001
+"""Steps that follow each other faster look less often whether the agent has written, since a look is a system call."""
+CONNECT_EVERY_S = 5.0
+"""Time between two attempts to reach an agent that does not answer."""
+LEADER_MISSED = 100
+"""After so many steps of other optimizers without one of the leader, another optimizer becomes the leader."""
 
 
 def say(group: str) -> None:
     """Tell the agent the state of this process's group: watched, entered or formed."""
+    if group == "watched":
+        steps.begin()
     try:
         message = {
             "type": "observed",
@@ -58,13 +73,152 @@ def wrap(module: Any) -> None:
     setattr(module, FUNCTION, init_process_group)
 
 
+class Steps:
+    """Counts the optimizer steps of this process, and holds the process after one of them when the agent asks for it.
+
+    A script may have several optimizers, and a wrapper such as ZeRO is an optimizer around another one. So only the steps of
+    one optimizer count, the leader: the first that makes a step. A step that GradScaler skips is none, since torch does not
+    call the optimizer. One call of `step` counts once, however often LBFGS evaluates its closure.
+
+    One connection carries all messages. It is opened at the first step. Forked children of the process do not use it.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+        """Process that counts. 0: none does, as in the zygote and in children of the script."""
+        self._leader: Callable[[], Any] = lambda: None
+        self._missed = 0
+        """Steps of other optimizers since the last one of the leader."""
+        self._steps = 0
+        self._said_steps, self._said_s = 0, 0.0
+        self._look_s = self._connect_s = 0.0
+        """Time of the next look, and of the next attempt to connect."""
+        self._agent: Optional[socket.socket] = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def begin(self) -> None:
+        """Count in this process. Called once its environment is that of a trainer."""
+        self._pid = os.getpid()
+
+    def stepped(self, optimizer: Any) -> None:
+        """Take in a step of any optimizer."""
+        if not self._pid:
+            return
+        leader = self._leader()
+        if optimizer is not leader:
+            self._missed += 1
+            if leader is not None and self._missed < LEADER_MISSED:
+                return
+            self._leader = weakref.ref(optimizer)
+        self._missed = 0
+        self._steps += 1
+        now_s = time.monotonic()
+        if now_s >= self._look_s:
+            self._look_s = now_s + LOOK_EVERY_S
+            try:
+                self._look(now_s)
+            except (OSError, KeyError, ValueError):
+                self._close()
+
+    def _look(self, now_s: float) -> None:
+        """Tell the agent the count if a second is over, and hold here if the agent has asked for it."""
+        if os.getpid() != self._pid or "regroup.job" in sys.modules:
+            self._pid = 0  # a forked child, or a session, which tells its agent more than this
+            return
+        if self._agent is None:
+            if now_s < self._connect_s:
+                return
+            self._connect_s = now_s + CONNECT_EVERY_S
+            agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            agent.setblocking(False)
+            self._agent = agent
+            agent.connect(os.environ["REGROUP_SOCKET"])
+        if now_s - self._said_s >= STEPPED_EVERY_S:
+            counted = self._steps - self._said_steps
+            step_s = (now_s - self._said_s) / counted if self._said_steps else 0.0
+            self._said_steps, self._said_s = self._steps, now_s
+            self._send({"type": "stepped", "steps": self._steps, "stepS": step_s})
+        try:
+            asked = self._agent.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return
+        if b'"hold"' in asked and b'"go"' not in asked:
+            self._hold(self._agent)
+        elif not asked:
+            self._close()
+
+    def _hold(self, agent: socket.socket) -> None:
+        """Wait for the agent's word to go on, which comes after the agent has signalled this process.
+
+        A handler of the script for that signal runs in this wait. The wait also ends with the connection. If the agent dies, the
+        kernel kills this process.
+        """
+        self._send({"type": "held"})
+        agent.setblocking(True)
+        try:
+            while True:
+                said = agent.recv(4096)
+                if not said:
+                    self._close()
+                if not said or b'"go"' in said:
+                    return
+        finally:
+            if agent.fileno() >= 0:
+                agent.setblocking(False)
+            self._said_steps, self._said_s = self._steps, time.monotonic()  # the wait is no part of a step
+
+    def _send(self, message: "dict[str, Any]") -> None:
+        assert self._agent is not None
+        message["localRank"] = int(os.environ["LOCAL_RANK"])
+        message["incarnation"] = int(os.environ["REGROUP_INCARNATION"])
+        line = json.dumps(message).encode() + b"\n"
+        if self._agent.send(line) < len(line):
+            raise BlockingIOError
+
+    def _close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
+
+    def _forget(self) -> None:
+        """Stop to count in a forked child, which shares the connection of its parent."""
+        self._pid = 0
+        self._close()
+
+
+steps = Steps()
+
+
+def count_steps(module: Any) -> None:
+    """Have torch call `steps` after each step of any optimizer."""
+    torch, register = sys.modules["torch"], getattr(module, REGISTER, None)
+    if register is None or importlib.util.find_spec("torch.compiler") is None:
+        return
+
+    def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        # A compiled step is not counted. The compiler sees a constant here, and the hook adds nothing to the graph.
+        if not torch.compiler.is_compiling():
+            steps.stepped(optimizer)
+
+    register(stepped)
+
+
+OBSERVED = {"torch.distributed.distributed_c10d": wrap, "torch.optim.optimizer": count_steps}
+"""Maps each observed module to the function that gets it once it is imported."""
+
+
 class Finder:
-    """Wraps the function while its module is imported, before any other module can take the function from there."""
+    """Changes each observed module while it is imported, before any other module can take a function from there."""
+
+    def __init__(self, names: "list[str]") -> None:
+        self._names = names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
-        if name != MODULE:
+        if name not in self._names:
             return None
-        sys.meta_path.remove(self)
+        self._names.remove(name)
+        if not self._names:
+            sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         loader: Any = getattr(spec, "loader", None)
         execute = getattr(loader, "exec_module", None)
@@ -74,18 +228,20 @@ class Finder:
         def exec_module(module: Any) -> None:
             del loader.exec_module
             execute(module)
-            wrap(module)
+            OBSERVED[name](module)
 
         loader.exec_module = exec_module
         return spec
 
 
 def install() -> None:
-    """Wrap the function now, or when its module is imported."""
-    if MODULE in sys.modules:
-        wrap(sys.modules[MODULE])
-    else:
-        sys.meta_path.insert(0, Finder())
+    """Change each observed module now, or when it is imported."""
+    for name in OBSERVED:
+        if name in sys.modules:
+            OBSERVED[name](sys.modules[name])
+    missing = [name for name in OBSERVED if name not in sys.modules]
+    if missing:
+        sys.meta_path.insert(0, Finder(missing))
 
 
 def run_users_sitecustomize() -> None:

@@ -23,6 +23,16 @@ def init_process_group(backend=None, *, fails=False):
         raise RuntimeError("no peer")
     return backend
 """
+OPTIMIZER = """
+_hooks = []
+def register_optimizer_step_post_hook(hook):
+    _hooks.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in _hooks:
+            hook(self, (), {})
+"""
+STEP = "import torch.compiler, torch.optim; torch.optim.Optimizer().step(); print('stepped')"
 CALL = "import torch.distributed as dist; print(dist.init_process_group('gloo'), dist.init_process_group.__doc__)"
 
 
@@ -36,6 +46,10 @@ class Machine:
         (distributed.parent / "__init__.py").touch()
         (distributed / "__init__.py").write_text("from .distributed_c10d import init_process_group")
         (distributed / "distributed_c10d.py").write_text(C10D)
+        (distributed.parent / "compiler.py").write_text("def is_compiling(): return False")
+        (distributed.parent / "optim").mkdir()
+        (distributed.parent / "optim" / "__init__.py").write_text("from .optimizer import Optimizer")
+        (distributed.parent / "optim" / "optimizer.py").write_text(OPTIMIZER)
         self.hook = write_group_hook(str(directory), pytest.fail)
         self.agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.agent.bind(str(directory / "s"))
@@ -57,7 +71,7 @@ class Machine:
         )
         env = plain if prefix else hooked_env(plain, self.hook)
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr, [m["group"] for m in self._messages()]
+        return done.stdout + done.stderr, [m.get("group", m["type"]) for m in self._messages()]
 
     def _messages(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
@@ -67,8 +81,8 @@ class Machine:
             except BlockingIOError:
                 return messages
             with connection:
-                messages.append(json.loads(connection.makefile().read()))
-            assert (messages[-1]["localRank"], messages[-1]["incarnation"]) == (1, 7)
+                messages += map(json.loads, connection.makefile().read().splitlines())
+            assert all((message["localRank"], message["incarnation"]) == (1, 7) for message in messages)
 
 
 @pytest.fixture
@@ -89,6 +103,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         pytest.param("import sys; print(*[m for m in sys.modules if m == 'torch'])", ["watched"], id="torch is not imported"),
         pytest.param("import sys, types; sys.modules['regroup.job'] = types\n" + CALL, ["watched"],
                      id="a session tells its agent more than this"),
+        pytest.param(STEP, ["watched", "stepped"], id="an optimizer makes a step"),
+        pytest.param(f"{CALL}\n{STEP}", ["watched", "entered", "formed", "stepped"], id="a group and an optimizer"),
+        pytest.param("import sys, types; sys.modules['regroup.job'] = types\n" + STEP, ["watched"],
+                     id="a session counts its steps itself"),
     ],
 )  # fmt: skip
 def test_what_the_agent_is_told(machine: Machine, script: str, told: list[str]) -> None:
@@ -113,7 +131,20 @@ def test_in_the_zygote_it_is_installed_before_torch_is_imported(machine: Machine
     assert machine.run(CALL, prefix=prefix) == ("gloo Start it.\n", ["watched", "entered", "formed"])
 
 
+def test_the_zygotes_own_steps_are_none_of_a_trainers(machine: Machine) -> None:
+    hook = f"hook = {{'__name__': 'hook'}}\nexec({source_of('group_hook.py')!r}, hook)\nhook['install']()\n"
+    assert machine.run(STEP, prefix=hook) == ("stepped\n", [])
+    assert machine.run(STEP, prefix=hook + "hook['say']('watched')\n") == ("stepped\n", ["watched", "stepped"])
+
+
+def test_torch_without_a_hook_for_steps_runs_as_ever(machine: Machine) -> None:
+    (machine.directory / "packages" / "torch" / "compiler.py").unlink()
+    script = STEP.replace("torch.compiler, ", "")
+    assert machine.run(script) == ("stepped\n", ["watched"])
+
+
 def test_process_without_an_agent_runs_as_ever(machine: Machine) -> None:
+    assert machine.run(STEP, REGROUP_SOCKET=str(machine.directory / "nobody")) == ("stepped\n", [])
     assert machine.run(CALL, REGROUP_SOCKET=str(machine.directory / "nobody")) == ("gloo Start it.\n", [])
 
 
