@@ -71,6 +71,12 @@ class Process:
     """The process has returned 0 by itself; in a session that was after the last step."""
     observed: str = ""
     """Last word of the hook in a script's process (local.Observed.group); empty: the hook is silent or missing."""
+    step_s: float | None = None
+    """Mean seconds of an optimizer step, as the hook in a script's process reports; None: it has reported no step."""
+    asked: bool = False
+    """The process was asked to hold after its next step (planned_end.py)."""
+    held: bool = False
+    """The process holds."""
     start_at_s: float | None = None
     """Time at which the next process of this local rank starts."""
 
@@ -104,6 +110,8 @@ class Facts:
     step: int = 0
     """Newest step reported as progress in the current generation."""
     now_s: float = 0.0
+    parting: tuple[float, float] | None = None
+    """Begin of the planned end of a script's processes, and the seconds that it may take."""
     snapshot: SnapshotState | None = None
     """State in the worker's memory snapshot, which outlives its processes."""
 
@@ -133,7 +141,7 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
         adopted=facts.saved.adopted,
         session=facts.session,
         cause=cause,
-        busy=busy(processes, facts.now_s),
+        busy=(*busy(processes, facts.now_s), *_parting(facts)),
         group=None if by_session else group(processes, facts),
     )
 
@@ -153,6 +161,14 @@ def busy(processes: Sequence[Process], now_s: float) -> tuple[Busy, ...]:
         if said is not None:
             youngest[said] = max(since_s, youngest.get(said, since_s))
     return tuple(replace(said, age_s=round(max(0.0, now_s - since_s), 3)) for said, since_s in youngest.items())
+
+
+def _parting(facts: Facts) -> tuple[Busy, ...]:
+    """Return the planned end of a script's processes, for which the operator waits longer for the next generation."""
+    if facts.parting is None:
+        return ()
+    began_s, max_s = facts.parting
+    return (Busy(Busy.PARTING, max_s=max_s, age_s=round(max(0.0, facts.now_s - began_s), 3)),)
 
 
 def group(processes: Sequence[Process], facts: Facts) -> str:

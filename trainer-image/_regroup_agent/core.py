@@ -19,6 +19,7 @@ from . import ending
 from . import events as ev
 from .aggregate import SESSION
 from .hangs import Hangs
+from .planned_end import PlannedEnd
 from .script import Script
 from .script_progress import Words
 from .session import Session
@@ -54,7 +55,8 @@ class Core:
         self._worker.preloading, self._worker.cannot_run = preloading or cannot_run != "", cannot_run
         if session:
             self._worker.session, self._worker.tier = True, SESSION
-        self._session, self._script = Session(self._worker), Script(self._worker)
+        self._planned_end = PlannedEnd(self._worker)
+        self._session, self._script = Session(self._worker), Script(self._worker, self._planned_end)
         self._hangs = Hangs(self._worker)
         self._changed_s: float | None = None
         self._changed_due_s: float | None = None
@@ -89,7 +91,7 @@ class Core:
         reports = [worker.progress.due_s, worker.script_progress.due_s] if worker.connected else []
         dues += [*reports, self._changed_due_s, self._hangs.due_s]
         if not worker.stopped:  # a worker that ends has no timers of its tier
-            dues.append(worker.ending.due_s if worker.ending else self._script.due_s)
+            dues += [worker.ending.due_s if worker.ending else self._script.due_s, self._planned_end.due_s]
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -157,6 +159,8 @@ class Core:
             worker.watches = event.watches
         elif isinstance(event, ev.Saved):
             worker.saved_s = now_s
+        elif isinstance(event, ev.Looked):
+            self._planned_end.looked(event.look, now_s)
         elif isinstance(event, ev.Connected):
             worker.connected = True
             self._resay(now_s)
@@ -193,8 +197,12 @@ class Core:
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Observed):
             self._script.observed(process, event.message, now_s)
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Stepped):
+            process.step_s = event.message.step_s
             words = Words(step=event.message.steps, step_s=event.message.step_s or None)
             self._worker.told(process, wire.COUNTED, words)
+            self._planned_end.stepped(process)
+        elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Held):
+            process.held = True
         elif isinstance(event, ev.Told):
             self._worker.told(process, event.way, event.words)
         elif isinstance(event, ev.FromTrainer):
@@ -233,21 +241,27 @@ class Core:
                 worker.send(said)
         self._say_script_progress(now_s)
         self._hangs.tick(now_s)
+        is_over = self._planned_end.tick(now_s)
         if worker.ending is not None:
             if worker.ending.is_leaving_due(now_s):
-                self._end_processes(local.DRAINED)
-                worker.ending.termed = not any(p.attached and not p.let_go for p in worker.processes)
+                self._end_processes(local.DRAINED, now_s)
                 self._exit_if_ended()
+            if is_over:
+                worker.ending.hasten(now_s)
             signum = worker.ending.signal_due(now_s)
             if signum is not None:
                 worker.signal_all(signum)
             elif worker.ending.killed and now_s >= worker.ending.given_up_at_s and not worker.stopped:
                 worker.give_up(worker.ending.code)
         else:
+            if is_over:
+                self._script.end(now_s)
             self._script.tick(now_s)
             due = [p.local_rank for p in worker.processes if p.start_at_s is not None and now_s >= p.start_at_s]
             if due:
                 worker.start(due, None, now_s)
+        if is_over:
+            self._planned_end.let_go()
         if self._changed_due_s is not None and now_s >= self._changed_due_s:
             self._changed_s = self._changed_due_s = None
             if worker.key() != worker.said:
@@ -361,8 +375,11 @@ class Core:
             if not body.member and not process.inside:
                 process.broken = None  # the worker is ready, and waits for the next generation
             worker.hand(process)
+        is_planned = body.kind == PLANNED
         if not worker.by_session and worker.ending is None:
-            self._script.replace(now_s)
+            self._script.replace(now_s, is_planned=is_planned)
+        elif not worker.by_session and worker.ending is not None and is_planned and not body.member:
+            worker.ending.leave_by(now_s)  # the others end their processes now, and wait for nothing here
 
     def _restart(self, body: wire.Restart) -> None:
         """Kill the processes that keep this worker out of the newest generation. They restart as after a crash."""
@@ -395,20 +412,34 @@ class Core:
         if worker.is_done and body.outcome == local.SUSPENDED:
             return  # the operator had not heard that all scripts returned 0; it will send `Complete` once it has stored that
         attached = any(p.attached and not p.let_go for p in worker.processes)
-        worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
-        self._end_processes(body.outcome)
-        worker.ending.termed = not attached
+        worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s, script_s=self._script_s)
+        self._end_processes(body.outcome, now_s)
         self._exit_if_ended()
 
-    def _end_processes(self, outcome: str) -> None:
-        """Tell the attached processes to stop, and send SIGTERM to the others. No process restarts from now on."""
+    @property
+    def _script_s(self) -> float:
+        """Longest planned end of the processes before SIGTERM; 0 for a session, and if SIGTERM was sent."""
         worker = self._worker
+        return 0.0 if worker.by_session or self._script.has_sent_sigterm else worker.identity.terms.seconds
+
+    def _end_processes(self, outcome: str, now_s: float) -> None:
+        """Tell the attached processes to stop, and begin the planned end of a script's processes. Others get SIGTERM.
+
+        No process restarts from now on.
+        """
+        worker = self._worker
+        assert worker.ending is not None
+        waits = self._script_s > 0
+        if waits:
+            self._planned_end.begin(worker.ending.term_at_s, now_s)
         for process in worker.processes:
             process.start_at_s = None
             if process.attached and not process.let_go:
                 worker.tell(process, local.StopLocally(outcome))
-            elif process.running:
+                waits = True
+            elif process.running and not self._script_s:
                 worker.effects.append(ev.Signal(process.local_rank, signal.SIGTERM))
+        worker.ending.termed = not waits
 
     def _terminated(self, event: ev.Terminated, now_s: float) -> None:
         worker = self._worker
@@ -420,7 +451,9 @@ class Core:
         # The worker may be the only one that has the state, a script that saves the model, or the word that it returned 0.
         holds = event.waits and any(p.state is not None or p.let_go or p.done for p in worker.processes)
         mine = worker.identity
-        worker.ending = ending.after_sigterm(worker.connected, holds, mine.grace_s, now_s, saves=mine.saves)
+        worker.ending = ending.after_sigterm(
+            worker.connected, holds, mine.grace_s, now_s, saves=mine.saves, script_s=self._script_s
+        )
         worker.ending.waits = event.waits
         for process in worker.processes:
             process.start_at_s = None
@@ -434,8 +467,11 @@ class Core:
         This is the case under `regroup run`, which closes its connections and signals its agents at the same moment.
         """
         worker = self._worker
+        if self._planned_end.runs:
+            return
         if worker.ending is not None and worker.ending.draining and not worker.ending.waits:
-            worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
+            grace_s = worker.identity.grace_s
+            worker.ending = ending.after_sigterm(False, False, grace_s, now_s, script_s=self._script_s)
             self._exit_if_ended()
 
     def _exit_if_ended(self) -> None:

@@ -7,9 +7,12 @@ over. The process that writes the job's checkpoints then saves its state before 
 
 from __future__ import annotations
 
+import math
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from regroup.protocol import env
 from regroup.protocol.local import SUSPENDED
 
 from .memory import OOM_KILLED, Memory, out_of_memory
@@ -29,6 +32,31 @@ MAX_RESTART_DELAY_S = 8.0
 """A generation waits 20 s for its members (settings.formTimeoutSeconds). The delay and the script's start must fit into that,
 or each generation would fail for lack of this worker."""
 DRAINED_CODE = 128 + signal.SIGTERM
+
+
+SCRIPT_SHARE = 0.6
+"""The largest part of the grace that is left for the planned end of a script."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The end of a script's processes in a planned change, as spec.recovery.gracefulStop has it."""
+
+    seconds: float = 60.0
+    """Longest time between the begin of a planned end and SIGTERM. Saving some gigabytes takes 10 to 60 s."""
+    signum: int | None = None
+    """Signal by which a script is told to end by itself; None: it is not told, and its processes hold."""
+
+    @staticmethod
+    def of(environ: Mapping[str, str]) -> Terms:
+        """Return the terms that the pod's environment names. A value that cannot be read counts as absent."""
+        try:
+            seconds = float(environ.get(env.STOP_SECONDS) or Terms.seconds)
+        except ValueError:
+            seconds = Terms.seconds
+        signum = getattr(signal, environ.get(env.STOP_SIGNAL) or "", None)
+        usable = isinstance(signum, signal.Signals)
+        return Terms(seconds if math.isfinite(seconds) else Terms.seconds, int(signum) if usable and signum else None)
 
 
 @dataclass
@@ -63,6 +91,17 @@ class Ending:
         self.told = self.told or due
         return due
 
+    def leave_by(self, now_s: float) -> None:
+        """Have the processes of a draining pod leave now, if they still train."""
+        if self.trains_on and self.leave_at_s is not None:
+            self.leave_at_s = min(self.leave_at_s, now_s)
+
+    def hasten(self, now_s: float) -> None:
+        """Make SIGTERM due now, because the planned end of a script is over. A draining pod keeps its time until SIGKILL."""
+        self.term_at_s = now_s
+        if not self.draining:
+            self.kill_at_s = min(self.kill_at_s, now_s + AFTER_TERM_S)
+
     @property
     def trains_on(self) -> bool:
         """True while the processes of a draining pod train. A process that exits meanwhile is a fault as at any other time."""
@@ -83,28 +122,36 @@ class Ending:
         return self.kill_at_s if self.termed else self.term_at_s
 
 
-def after_stop(outcome: str, any_session: bool, before: Ending | None, now_s: float) -> Ending:
+def after_stop(
+    outcome: str, any_session: bool, before: Ending | None, now_s: float, *, script_s: float = 0.0
+) -> Ending:
     """Return the plan after the operator's `stop`. If the pod was draining (`before`), its deadlines stay.
 
-    A session gets time to close, if a process is attached (`any_session`).
+    A session gets time to close, if a process is attached (`any_session`). `script_s` is the longest planned end of a script.
     """
     after_s = AFTER_SUSPEND_S if outcome == SUSPENDED else AFTER_STOP_S
-    wait_s = after_s if any_session else 0.0
+    wait_s = after_s if any_session else script_s
     term_at_s, kill_at_s = now_s + wait_s, now_s + wait_s + AFTER_TERM_S
     if before is not None and before.draining:
         term_at_s, kill_at_s = min(term_at_s, before.term_at_s), min(kill_at_s, before.kill_at_s)
     return Ending(0, term_at_s, kill_at_s, outcome)
 
 
-def after_sigterm(connected: bool, holds: bool, grace_s: float, now_s: float, *, saves: bool = False) -> Ending:
+def after_sigterm(
+    connected: bool, holds: bool, grace_s: float, now_s: float, *, saves: bool = False, script_s: float = 0.0
+) -> Ending:
     """Return the plan for a pod that is being deleted.
 
     Processes train on until the grace is nearly over if the operator is `connected`, or if one `holds` a state that perhaps nobody
-    else has. Otherwise they are ended at once. `saves`: the script writes checkpoints, which takes longer.
+    else has. Otherwise they are ended at once. `saves`: the script writes checkpoints, which takes longer. `script_s` is the
+    longest planned end of a script, for which a part of the grace is left; 0: the processes are a session's.
     """
+    script_s = min(script_s, SCRIPT_SHARE * grace_s)
     if not connected and not holds:
-        return Ending(DRAINED_CODE, now_s, now_s + AFTER_TERM_S)
-    margin_s = max(min(DRAIN_MARGIN_S, 0.4 * grace_s), SAVING_SHARE * grace_s if saves else 0.0)
+        term_at_s = now_s + script_s
+        leave_at_s = now_s if script_s else None
+        return Ending(DRAINED_CODE, term_at_s, term_at_s + AFTER_TERM_S, draining=bool(script_s), leave_at_s=leave_at_s)
+    margin_s = max(min(DRAIN_MARGIN_S, 0.4 * grace_s), SAVING_SHARE * grace_s if saves else 0.0, script_s)
     end_s = now_s + grace_s - margin_s
     return Ending(DRAINED_CODE, end_s + margin_s * 0.75, end_s + margin_s * 0.8, draining=True, leave_at_s=end_s)
 

@@ -16,6 +16,7 @@ from . import statefile
 from .memory import Memory
 from .observing import Watch
 from .script_progress import Words
+from .writers import Look
 
 # --- events --------------------------------------------------------------------------------------------------------
 
@@ -110,6 +111,13 @@ class Probed:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """The edge has looked at the open files of the worker's processes, as `LookAtFiles` asked."""
+
+    look: Look
+
+
+@dataclass(frozen=True)
 class StoreOpened:
     """The edge has opened a fresh listening socket for the next store, on this port."""
 
@@ -159,6 +167,7 @@ Event = Union[
     Held,
     Exited,
     Probed,
+    Looked,
     StoreOpened,
     Watched,
     Saved,
@@ -204,6 +213,8 @@ class Start:
 class Signal:
     local_rank: int
     signum: int
+    alone: bool = False
+    """The signal is for the script, which may have a handler, and not for its helpers. Otherwise all get it."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,11 @@ class Probe:
     local_rank: int
     incarnation: int
     attached: bool
+
+
+@dataclass(frozen=True)
+class LookAtFiles:
+    """Look at the open files of all running processes and of their children, and answer with `Looked`."""
 
 
 @dataclass(frozen=True)
@@ -239,4 +255,4 @@ class Log:
     text: str
 
 
-Effect = Union[Send, Tell, Persist, Start, Signal, Probe, Observe, YieldStore, Exit, Log]
+Effect = Union[Send, Tell, Persist, Start, Signal, Probe, LookAtFiles, Observe, YieldStore, Exit, Log]

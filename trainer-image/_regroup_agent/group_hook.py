@@ -116,18 +116,21 @@ class Steps:
         if now_s >= self._look_s:
             self._look_s = now_s + LOOK_EVERY_S
             try:
-                self._look(now_s)
+                is_asked = self._look(now_s)
             except (OSError, KeyError, ValueError):
                 self._close()
+                return
+            if is_asked:
+                self._hold()
 
-    def _look(self, now_s: float) -> None:
-        """Tell the agent the count if a second is over, and hold here if the agent has asked for it."""
+    def _look(self, now_s: float) -> bool:
+        """Tell the agent the count if a second is over. Return whether the agent has asked to hold, and was told that it is so."""
         if os.getpid() != self._pid or "regroup.job" in sys.modules:
             self._pid = 0  # a forked child, or a session, which tells its agent more than this
-            return
+            return False
         if self._agent is None:
             if now_s < self._connect_s:
-                return
+                return False
             self._connect_s = now_s + CONNECT_EVERY_S
             agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             agent.setblocking(False)
@@ -141,26 +144,32 @@ class Steps:
         try:
             asked = self._agent.recv(4096)
         except (BlockingIOError, InterruptedError):
-            return
-        if b'"hold"' in asked and b'"go"' not in asked:
-            self._hold(self._agent)
-        elif not asked:
+            return False
+        if not asked:
             self._close()
+        is_asked = b'"hold"' in asked and b'"go"' not in asked
+        if is_asked:
+            self._send({"type": "held"})
+        return is_asked
 
-    def _hold(self, agent: socket.socket) -> None:
+    def _hold(self) -> None:
         """Wait for the agent's word to go on, which comes after the agent has signalled this process.
 
-        A handler of the script for that signal runs in this wait. The wait also ends with the connection. If the agent dies, the
-        kernel kills this process.
+        A handler of the script for that signal runs in this wait, and what it raises is the script's. The wait also ends with the
+        connection. If the agent dies, the kernel kills this process.
         """
-        self._send({"type": "held"})
+        agent = self._agent
+        assert agent is not None
+        said = b""
         agent.setblocking(True)
         try:
-            while True:
-                said = agent.recv(4096)
+            while b'"go"' not in said:
+                try:
+                    said = agent.recv(4096)
+                except ConnectionError:
+                    said = b""
                 if not said:
                     self._close()
-                if not said or b'"go"' in said:
                     return
         finally:
             if agent.fileno() >= 0:

@@ -1,4 +1,4 @@
-"""Reads from /proc the state of a process that does not answer, and where each of its threads waits in the kernel.
+"""Reads from /proc what processes do not say: where their threads wait in the kernel, and the files that they write.
 
 The agent cannot get the native stack: /proc/PID/stack needs root, a debugger the capability SYS_PTRACE. `wchan` is
 readable for processes of the same user on most kernels; otherwise it says 0.
@@ -7,9 +7,12 @@ readable for processes of the same user on most kernels; otherwise it says 0.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from regroup.protocol.wire import ProcessStack
+
+from .writers import Look, may_be_saved
 
 MAX_THREADS = 64
 MAX_CALLS = 8
@@ -39,6 +42,46 @@ def look(pid: int) -> tuple[str, str, str]:
             f"  thread {task.name} ({_text(task / 'comm')}): state {_state(task / 'status')}, waits in {wchan}"
         )
     return place, f"{STATES.get(state, 'unknown')} (state {state or '?'})", "\n".join(lines)
+
+
+def look_at_files(pids: Iterable[int]) -> Look:
+    """Return the files that these processes have open for writing, and how much they have written to disks.
+
+    No file system is asked, since one that hangs would hang the agent. So the position in a file is read, and not its size.
+    """
+    files: dict[tuple[int, int, str], int] = {}
+    written_bytes, waits = 0, False
+    for pid in pids:
+        open_files = dict(_open_files(Path(f"/proc/{pid}")))
+        files.update({(pid, *key): position for key, position in open_files.items()})
+        written = re.search(r"^write_bytes: (\d+)$", _text(Path(f"/proc/{pid}/io")), re.MULTILINE)
+        written_bytes += int(written[1]) if written else 0
+        waits = waits or (bool(open_files) and _waits_for_disk(Path(f"/proc/{pid}/task")))
+    return Look(files, written_bytes, waits)
+
+
+def _open_files(process: Path) -> Iterator[tuple[tuple[int, str], int]]:
+    """Yield descriptor, path and position of each file that the process may be saving. A process that has ended has none."""
+    try:
+        descriptors = list((process / "fd").iterdir())
+    except OSError:
+        return
+    for descriptor in descriptors:
+        info = dict(line.split(":", 1) for line in _text(process / "fdinfo" / descriptor.name).splitlines()[:2])
+        try:
+            fd, flags, position = int(descriptor.name), int(info["flags"], 8), int(info["pos"])
+            path = str(descriptor.readlink())
+        except (OSError, KeyError, ValueError):
+            continue  # it was closed meanwhile
+        if may_be_saved(fd, flags, path):
+            yield (fd, path), position
+
+
+def _waits_for_disk(tasks: Path) -> bool:
+    try:
+        return any(_state(task / "status") == "D" for task in tasks.iterdir())
+    except OSError:
+        return False
 
 
 def calls_in(stderr: str) -> str:

@@ -106,6 +106,8 @@ class LocalServer:
         self._expects, self._on_message, self._on_closed = expects, on_message, on_closed
         self._take_store, self.log = take_store, log
         self._by_rank: dict[int, Connection] = {}
+        self._hooks: dict[int, Connection] = {}
+        """Connection of the hook in an unmodified script, by local rank."""
         Path(path).unlink(missing_ok=True)  # left by the agent before a container restart
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
@@ -115,8 +117,9 @@ class LocalServer:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def send(self, local_rank: int, message: Any) -> None:
-        """Write a message to the process of a local rank. Does nothing if none is attached."""
-        connection = self._by_rank.get(local_rank)
+        """Write a message to the process of a local rank, or to the hook in it. Does nothing if it has no connection."""
+        connections = self._hooks if isinstance(message, (local.Hold, local.Go)) else self._by_rank
+        connection = connections.get(local_rank)
         if connection is not None:
             connection.send(local.encode(message))
 
@@ -138,10 +141,13 @@ class LocalServer:
             self._give_store(connection, message)
         elif isinstance(message, local.Attach):
             self._attach(connection, message)
-        elif isinstance(message, (local.Observed, local.CannotRun, local.Stepped)):
-            if self._expects(message.local_rank, message.incarnation):
+        elif isinstance(message, (local.Observed, local.CannotRun, local.Stepped, local.Held)):
+            is_expected = self._expects(message.local_rank, message.incarnation)
+            if is_expected and isinstance(message, (local.Stepped, local.Held)):
+                self._hooks[message.local_rank] = connection
+            if is_expected:
                 self._on_message(message.local_rank, message.incarnation, message)
-            if not isinstance(message, local.Stepped):
+            if not is_expected or not isinstance(message, (local.Stepped, local.Held)):
                 connection.close()
         elif connection.attached:
             self._on_message(connection.local_rank, connection.incarnation, message)
@@ -154,6 +160,8 @@ class LocalServer:
         if connection.attached and self._by_rank.get(connection.local_rank) is connection:
             del self._by_rank[connection.local_rank]
             self._on_closed(connection.local_rank, connection.incarnation)
+        for local_rank in [rank for rank, hook in self._hooks.items() if hook is connection]:
+            del self._hooks[local_rank]
 
     def _attach(self, connection: Connection, message: local.Attach) -> None:
         if not self._expects(message.local_rank, message.incarnation):

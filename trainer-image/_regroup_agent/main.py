@@ -22,6 +22,7 @@ from regroup.protocol.wire import LOGGED, REPORTED, ProcessStack
 from . import events as ev
 from . import gpus, kernel_view
 from .core import Core
+from .ending import Terms
 from .group_hook_files import write_group_hook
 from .last_words import LastWords
 from .launch.command import LaunchError, PythonCommand, check_command, python_command, uses_library
@@ -69,7 +70,14 @@ class Agent:
         self._quiet = QuietPort(environ[env.POD_IP])
         self._prober = Prober(lambda watches: self._feed(ev.Watched(watches)))
         identity = Identity(
-            environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s, saves, self._quiet.port
+            environ[env.JOB_UID],
+            environ[env.POD_UID],
+            boot,
+            self._processes,
+            grace_s,
+            saves,
+            self._quiet.port,
+            Terms.of(environ),
         )
         python = python_command(self._command)
         self._store = StoreSocket(environ[env.POD_IP])
@@ -215,7 +223,9 @@ class Agent:
             elif isinstance(effect, ev.Start):
                 self._start(effect)
             elif isinstance(effect, ev.Signal):
-                self._trainers.signal(effect.local_rank, effect.signum)
+                self._trainers.signal(effect.local_rank, effect.signum, alone=effect.alone)
+            elif isinstance(effect, ev.LookAtFiles):
+                self._later(ev.Looked(kernel_view.look_at_files(self._trainers.family())))
             elif isinstance(effect, ev.Probe):
                 self._probe(effect)
             elif isinstance(effect, ev.Observe):

@@ -1,4 +1,6 @@
-"""Finds the helpers that an ended trainer process has left in sessions of their own, which a signal to its group does not reach.
+"""Finds the descendants of trainer processes, and those that an ended one has left in sessions of their own.
+
+A signal to the group of an ended process does not reach the latter.
 
 The agent is a subreaper, so such helpers become its children when the trainer ends. Their environment at the start shows the
 trainer's REGROUP_GROUP_PLACE. A fork without an exec shows the zygote's environment, but keeps the trainer's process name.
@@ -21,12 +23,22 @@ def left_behind(place: str, name: str, known: Collection[int]) -> list[int]:
     - `known`: children of the agent that are no orphans; neither are their descendants
     """
     found = []
-    pending = [pid for pid in _children(os.getpid()) if pid not in known]
+    pending = [pid for pid in children(os.getpid()) if pid not in known]
     while pending:
         pid = pending.pop()
-        pending += _children(pid)
+        pending += children(pid)
         if _is_of(pid, place, name):
             found.append(pid)
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of a process's children, of their children, and so on."""
+    found = []
+    pending = [*children(pid)]
+    while pending:
+        found.append(pending.pop())
+        pending += children(found[-1])
     return found
 
 
@@ -39,7 +51,7 @@ def _is_of(pid: int, place: str, name: str) -> bool:
         return False  # the process has ended meanwhile, or belongs to another user
 
 
-def _children(pid: int) -> Iterator[int]:
+def children(pid: int) -> Iterator[int]:
     """Yield the pids of a process's children. Yields none if the kernel does not list them."""
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():

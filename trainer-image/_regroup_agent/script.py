@@ -1,6 +1,7 @@
 """The Script tier, and jobs whose tier is not known yet: every generation gets new processes with its environment.
 
-The old processes get SIGTERM and a grace. If a process fails by itself, its siblings are ended as well, since they would wait
+A planned change ends the old processes so that no file is broken that they write (planned_end.py), and a forced one at once.
+They get SIGTERM and a grace. If a process fails by itself, its siblings are ended as well, since they would wait
 for it until a collective times out. That is one fault, and new processes wait for a newer generation.
 
 A hook in each process tells when it has passed `init_process_group` (group_hook.py). Only then the worker trains.
@@ -16,6 +17,7 @@ from regroup.protocol import local, wire
 from . import ending
 from . import events as ev
 from .aggregate import SCRIPT, Process
+from .planned_end import PlannedEnd
 from .worker import Worker
 
 GRACE_S = 10.0
@@ -31,8 +33,8 @@ WATCHED_S = 120.0
 class Script:
     """The decisions of the Script tier for one worker."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, planned: PlannedEnd) -> None:
+        self._worker, self._planned = worker, planned
         self._kill_at_s: float | None = None
         """Time of SIGKILL while the agent ends the processes; after it, the time at which the agent gives up."""
         self._gives_up = False
@@ -50,7 +52,15 @@ class Script:
 
     @property
     def ends_processes(self) -> bool:
-        """True from the agent's SIGTERM until the last process is gone. Exits in between are no faults, even of a session."""
+        """True from the begin of a planned end, or from SIGTERM, until the last process is gone.
+
+        Exits in between are no faults, even of a session.
+        """
+        return self._kill_at_s is not None or self._planned.runs
+
+    @property
+    def has_sent_sigterm(self) -> bool:
+        """True from the agent's SIGTERM until the last process is gone."""
         return self._kill_at_s is not None
 
     def tick(self, now_s: float) -> None:
@@ -72,13 +82,17 @@ class Script:
         process.observed = message.group
         self._watch(now_s)
 
-    def replace(self, now_s: float) -> None:
+    def replace(self, now_s: float, *, is_planned: bool) -> None:
         """Replace the processes, because a newer generation was heard. It starts none here if the worker is no member."""
         worker = self._worker
         worker.script_cause = None
         if worker.running:
-            self._end(now_s)
             worker.replacing = True
+            if not is_planned:
+                self.end(now_s)
+                self._planned.let_go()
+            elif not self.has_sent_sigterm:
+                self._planned.begin(now_s + worker.identity.terms.seconds, now_s)
         else:
             self._launch_at_s = max(now_s, self._launch_at_s or now_s)
 
@@ -86,9 +100,10 @@ class Script:
         """Take in the exit of a process, which ended by itself or by a signal of the agent."""
         worker = self._worker
         worker.persist(entered=max(worker.saved.entered, process.launched))
-        if self._kill_at_s is None:
+        if not self.ends_processes:
             self._exited_by_itself(process, event, now_s)
         if not worker.running:
+            self._planned.forget()
             self._kill_at_s, self._unobserved_at_s, self._gives_up = None, None, False
             if worker.replacing:
                 worker.replacing = False
@@ -147,9 +162,10 @@ class Script:
             worker.crashes = 0
         self._launch_at_s = now_s + worker.next_delay_s()
         if worker.running:
-            self._end(now_s)
+            self.end(now_s)
 
-    def _end(self, now_s: float) -> None:
+    def end(self, now_s: float) -> None:
+        """Send SIGTERM to the processes, unless it was sent before. SIGKILL follows after the grace."""
         if self._kill_at_s is None:
             self._kill_at_s = now_s + GRACE_S
             self._worker.signal_all(signal.SIGTERM)

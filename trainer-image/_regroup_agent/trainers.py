@@ -20,9 +20,10 @@ from pathlib import Path
 from regroup.protocol.env import GROUP_PLACE
 
 from .last_words import KEPT_BYTES, LastWords, last_words
+from .launch.command import SHELLS
 from .launch.environment import hooked_env
 from .lines import Lines
-from .orphans import left_behind
+from .orphans import children, descendants, left_behind
 from .posix import die_with_parent
 from .progress_lines import ProgressPattern, ProgressReader
 from .zygote import Zygote
@@ -111,15 +112,20 @@ class Trainers:
         self._tasks.add(task)
         task.add_done_callback(lambda ended: self._spawned(trainer, write_fds, ended))
 
-    def signal(self, local_rank: int, signum: int) -> None:
+    def signal(self, local_rank: int, signum: int, *, alone: bool = False) -> None:
         """Signal a process and its helpers: the whole group, since a shell does not pass SIGTERM on.
 
+        `alone`: without its helpers. If it is a shell, its children get the signal.
         A process that waits for the zygote's import does not exist yet. Its first signal ends it: the import may take minutes.
         """
         trainer = self._by_rank.get(local_rank)
         if trainer is None:
             return
-        if trainer.pid:
+        if trainer.pid and alone:
+            for pid in children(trainer.pid) if _is_shell(trainer.pid) else (trainer.pid,):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+        elif trainer.pid:
             _kill_group(trainer.pid, signum)
         else:
             trainer.signals.append(signum)
@@ -130,6 +136,16 @@ class Trainers:
         """Return the pid of a running process; None if it has ended or is still being started."""
         trainer = self._by_rank.get(local_rank)
         return trainer.pid if trainer is not None and trainer.incarnation == incarnation and trainer.pid else None
+
+    def family(self) -> list[int]:
+        """Return the pids of all running processes and of their helpers."""
+        found: dict[int, None] = {}
+        zygote = self._zygote.pid if self._zygote is not None else None
+        known = {*self._by_pid, *self._popens, *(() if zygote is None else (zygote,))}
+        for pid, trainer in self._by_pid.items():
+            helpers = left_behind(trainer.place, f"trainer-{trainer.local_rank}", known)
+            found.update(dict.fromkeys([pid, *descendants(pid), *helpers]))
+        return list(found)
 
     def tail(self, local_rank: int) -> str:
         """Return the end of a process's stderr."""
@@ -289,6 +305,13 @@ def _kill_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def _is_shell(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() in SHELLS
+    except OSError:
+        return False
 
 
 def is_exiting(pid: int) -> bool:

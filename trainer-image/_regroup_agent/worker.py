@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regroup.protocol import local, wire
@@ -39,6 +39,7 @@ class Identity:
     """The script writes checkpoints."""
     observed_port: int = 0
     """Port on which this pod's kernel answers the probes of other agents; 0: there is none."""
+    terms: ending.Terms = field(default_factory=ending.Terms)
 
 
 class Worker:
@@ -83,6 +84,8 @@ class Worker:
         self.said_adopted = 0
         self.replacing = False
         """The agent ends a script's processes because a newer generation needs new ones."""
+        self.parting: tuple[float, float] | None = None
+        """Begin of the planned end of a script's processes, and the seconds that it may take; None: there is none."""
         self.preloading = False
         """The zygote's first import is not over."""
         self.cannot_run = ""
@@ -180,6 +183,7 @@ class Worker:
             cause=self.script_cause,
             step=step or (max(p.step for p in self.processes) if in_generation else 0),
             now_s=self.now_s,
+            parting=self.parting,
             snapshot=self.snapshot,
         )
         return aggregate.condition(self.processes, facts), aggregate.seal(self.processes, facts)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from _regroup_agent import events as ev
 from _regroup_agent.core import Core
+from _regroup_agent.ending import Terms
 from _regroup_agent.statefile import Saved
 from _regroup_agent.worker import Identity
+from _regroup_agent.writers import Look
 from regroup.protocol import local, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 
 JOB, POD, PORT = "job", "pod", 4000
+TERMS = Terms()
 NEW_POD = Saved()
 
 
 class Drive:
-    """A core with p processes and a clock. `effects` are those of the last event; `on_disk` is the last Persist."""
+    """A core with p processes and a clock. `effects` are those of the last event; `on_disk` is the last Persist.
+
+    `look` is what each look at the processes' files shows. It may be a function of the time.
+    """
 
     def __init__(
         self,
@@ -31,8 +38,10 @@ class Drive:
         preloading: bool = False,
         cannot_run: str = "",
         snapshot: SnapshotState | None = None,
+        terms: Terms = TERMS,
     ) -> None:
-        identity = Identity(JOB, POD, "boot", processes, grace_s, saves)
+        identity = Identity(JOB, POD, "boot", processes, grace_s, saves, terms=terms)
+        self.look: Look | Callable[[float], Look] = Look()
         self.core = Core(
             identity,
             saved,
@@ -58,6 +67,10 @@ class Drive:
             elif isinstance(effect, ev.Start):
                 assert self.on_disk.incarnation >= effect.incarnation, "INC: started before its incarnation was on disk"
                 self.incarnations[effect.local_rank] = effect.incarnation
+        if self.of(ev.LookAtFiles):
+            effects = self.effects
+            self.feed(ev.Looked(self.look(self.now_s) if callable(self.look) else self.look))
+            self.effects = effects + self.effects
         return self
 
     def wait(self, seconds: float) -> Drive:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from _regroup_agent.group_hook_files import source_of
+from harness.polling import until
 
 
 class Optimizer:
@@ -176,29 +177,33 @@ def test_word_to_go_on_that_comes_before_the_step_takes_the_word_to_hold_back(ho
     assert hook.count == 11
 
 
-def test_handler_of_the_script_may_end_the_process_while_it_holds(hook: Hook, agent: Agent) -> None:
+@pytest.mark.parametrize("error", [SystemExit(3), TimeoutError("the script's own")])
+def test_handler_of_the_script_may_end_the_process_while_it_holds(
+    hook: Hook, agent: Agent, error: BaseException
+) -> None:
     optimizer = Optimizer()
     hook.step(optimizer)
     agent.receive()
     agent.say("hold")
 
     def ends(*_: Any) -> None:
-        raise SystemExit(3)
+        raise error
 
     def signals() -> None:
         agent.receive()
+        until(hook.steps._agent.getblocking, "it waits")
         os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, ends)
     thread = threading.Thread(target=signals)
     thread.start()
     try:
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(type(error)) as ended:
             hook.step(optimizer)
     finally:
         signal.signal(signal.SIGUSR1, before)
         thread.join(5)
-    assert ended.value.code == 3
+    assert ended.value is error
 
 
 def test_forked_child_counts_and_says_nothing(hook: Hook, agent: Agent) -> None:

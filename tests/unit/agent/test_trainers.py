@@ -116,6 +116,45 @@ def test_process_that_waits_for_the_import_is_ended_by_its_first_signal(
     assert asyncio.run(run()) == ends
 
 
+@pytest.mark.parametrize(
+    ("command", "alone", "ended"),
+    [
+        pytest.param([sys.executable, "-c", "{python}"], False, {"process", "helper"}, id="the whole group"),
+        pytest.param([sys.executable, "-c", "{python}"], True, {"process"}, id="the process alone"),
+        pytest.param(["sh", "-c", "{shell}; true"], True, {"process"}, id="the process in a shell"),
+    ],
+)
+def test_signal_that_is_for_a_script_does_not_reach_its_helpers(
+    tmp_path: Path, command: list[str], alone: bool, ended: set[str]
+) -> None:
+    """Data loaders have no handler, and would die of it."""
+    python = "\n".join([
+        "import os, signal, sys, time",
+        "helper = os.fork()",
+        "name = 'process' if helper else 'helper'",
+        f"end = lambda *_: (open({str(tmp_path)!r} + '/' + name, 'w').close(), os._exit(0))",
+        "signal.signal(signal.SIGUSR1, end)",
+        f"open({str(tmp_path)!r} + '/runs-' + name, 'w').close()",
+        "time.sleep(30)",
+    ])  # fmt: skip
+    script = tmp_path / "script.py"
+    script.write_text(python)
+    full = [part.format(python=python, shell=f"{sys.executable} {script}") for part in command]
+
+    async def run() -> set[str]:
+        trainers = Trainers(full, None, "", lambda *_: None, None, lambda *_: None, lambda *_: None)
+        trainers.start(0, 1, dict(os.environ))
+        runs = [tmp_path / "runs-process", tmp_path / "runs-helper"]
+        await until_async(lambda: all(path.exists() for path in runs), "both run")
+        trainers.signal(0, signal.SIGUSR1, alone=alone)
+        await until_async(lambda: all((tmp_path / name).exists() for name in ended), "they have got the signal")
+        trainers.signal(0, signal.SIGKILL)
+        await asyncio.sleep(0)
+        return {path.name for path in tmp_path.iterdir() if path.name in ("process", "helper")}
+
+    assert asyncio.run(run()) == ended
+
+
 def test_an_orphans_end_is_forgotten_once_no_fork_is_asked_for() -> None:
     """It ended while one fork was asked for, and a later one has its pid."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.document import FORCED, PLANNED
-from regroup.protocol.state import Phase, StatePair
+from regroup.protocol.state import Busy, Phase, StatePair
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
@@ -303,6 +303,26 @@ def test_entering_waits_for_the_end_of_a_long_step() -> None:
     workers, current = [PENDING_0, PENDING_1, FORMS_2], replace(LATE, announced_at_s=50.0)
     assert words(decide(workers, current, make_bounds(3, 1), step_s=25.0)) == ("keep",)
     assert words(decide(workers, current, make_bounds(3, 1), step_s=16.0)) == (FORCED, "GenerationOverdue", "2")
+
+
+@pytest.mark.parametrize(
+    ("began_s", "now_s", "want"),
+    [
+        pytest.param(None, 79.9, ("keep",), id="it has 30 s"),
+        pytest.param(None, 80.0, (FORCED, "GenerationOverdue", "0,1"), id="30 s are over"),
+        pytest.param(51.0, 125.9, ("keep",), id="its script saves, which may take 75 s"),
+        pytest.param(51.0, 126.0, (FORCED, "GenerationOverdue", "0,1"), id="75 s are over"),
+    ],
+)
+def test_entering_waits_for_the_planned_end_of_a_scripts_processes(
+    began_s: float | None, now_s: float, want: tuple[str, ...]
+) -> None:
+    busy = () if began_s is None else (Busy(Busy.PARTING, max_s=75.0),)
+    starts = make_session(2, Phase.STARTING, 1, busy_since_s=() if began_s is None else (began_s,))
+    starts = replace(starts, condition=replace(starts.condition, busy=busy))
+    current = replace(NEWER, kind=PLANNED, announced_at_s=50.0)
+    workers = [make_worker(0), make_worker(1), make_worker(2, Standing.STARTING, session=starts)]
+    assert words(decide(workers, current, make_bounds(3, 1), now_s=now_s)) == want
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun")
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b", re.MULTILINE)
-_SHELLS = ("sh", "bash", "dash")
+SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 
@@ -73,7 +73,7 @@ def check_command(command: Sequence[str]) -> None:
 
 def python_command(command: Sequence[str]) -> PythonCommand | None:
     """Return the command in the form that a zygote runs, or None if it must be exec'd."""
-    if len(command) == 3 and PurePath(command[0]).name in _SHELLS and command[1] == "-c":
+    if len(command) == 3 and PurePath(command[0]).name in SHELLS and command[1] == "-c":
         return _shells_python(command[2])
     return _python(command)
 

@@ -31,6 +31,10 @@ GRACE_SECONDS = "REGROUP_GRACE_SECONDS"
 """Seconds between SIGTERM to the agent and SIGKILL, a little less than the pod's grace period (absent: 25)."""
 PROGRESS_LOG = "REGROUP_PROGRESS_LOG"
 """spec.progress.log: the agent applies this pattern to the lines of its processes (absent: it reads none)."""
+STOP_SECONDS = "REGROUP_STOP_SECONDS"
+"""spec.recovery.gracefulStop.seconds: how long a planned end of a script may take before SIGTERM (absent: 60)."""
+STOP_SIGNAL = "REGROUP_STOP_SIGNAL"
+"""spec.recovery.gracefulStop.signal, such as SIGUSR1: tells a script to end by itself (absent: its processes hold instead)."""
 
 # --- agent -> trainer ----------------------------------------------------------------------------------------------
 SOCKET = "REGROUP_SOCKET"

@@ -201,6 +201,15 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Answer to `Hold`: the process has made a step, and waits in the hook."""
+
+    TYPE = "held"
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class CannotRun:
     """The library ends this process, and would end each one that is started after it. What it found, such as the version of torch,
     does not change while the job runs. The message has a connection of its own. `message`: one sentence."""
@@ -226,6 +235,7 @@ FROM_TRAINER = codec.Registry(
     TakeStore,
     Observed,
     Stepped,
+    Held,
     CannotRun,
 )
 
@@ -268,6 +278,21 @@ class Assignment:
     document_digest: str
     document: Optional[Document] = None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """To the hook in an unmodified script: stop after the next optimizer step, and answer with `Held`. A planned change will end
+    the process, and must not end it while it saves."""
+
+    TYPE = "hold"
+
+
+@dataclass(frozen=True)
+class Go:
+    """Ends `Hold`. It follows the signal that ends the process, which a handler of the script may have caught."""
+
+    TYPE = "go"
 
 
 @dataclass(frozen=True)
@@ -314,7 +339,7 @@ class StopLocally:
     outcome: str
 
 
-TO_TRAINER = codec.Registry(Answer, Assignment, PruneLocally, DumpStacksLocally, FinishLocally, StopLocally)
+TO_TRAINER = codec.Registry(Answer, Assignment, Hold, Go, PruneLocally, DumpStacksLocally, FinishLocally, StopLocally)
 
 
 def encode(message: Any) -> bytes:

@@ -79,6 +79,7 @@ class Busy:
     FIRST_STEP = "firstStep"  # its first step since it was started, or its rehearsal: compilation, caches that fill
     CHECKPOINT = "checkpoint"  # the script waits until a checkpoint is durable
     PAUSE = "pause"  # the script said so: job.pause(name, max_s=...)
+    PARTING = "parting"  # script tier: a planned change ends its processes, which may be saving
 
     kind: str
     name: str = ""

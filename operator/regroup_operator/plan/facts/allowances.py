@@ -26,6 +26,15 @@ def allowances(session: Session, settings: Settings, least_s: float = 0.0) -> li
     ]
 
 
+def partings(session: Session) -> list[tuple[float, float]]:
+    """Return (when it began, how many seconds it may take) of the planned end of a script's processes."""
+    return [
+        (since_s, busy.max_s)
+        for busy, since_s in zip(session.condition.busy, session.busy_since_s)
+        if busy.kind == Busy.PARTING and busy.max_s is not None
+    ]
+
+
 def entry_s(kind: str, step_s: float, settings: Settings) -> float:
     """Return how many seconds members have to enter a generation of this kind, before the next one is made without those that
     did not. `step_s` is the duration of a step (0: not known)."""

@@ -12,7 +12,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Current, Standing, Wait, Worker
-from regroup_operator.plan.facts.allowances import entry_s
+from regroup_operator.plan.facts.allowances import entry_s, partings
 from regroup_operator.plan.generation.answers import pod_uids, silent_since
 from regroup_operator.plan.generation.target import count
 
@@ -94,13 +94,16 @@ def _has_not_entered(current: Current, worker: Worker) -> bool:
 def deadline_of(current: Current, members: tuple[Worker, ...], step_s: float, settings: Settings) -> float:
     """Return when a generation that is not adopted yet is given up.
 
-    Every member has a time to enter it. Then all of them have one to form, then one to adopt. The last two double with each
-    generation in a row that did not form: a slow one forms in the end. A member that hangs is found, because it does not enter the
-    next one.
+    Every member has a time to enter it, which is longer while the planned end of a script's processes may take longer. Then all of
+    them have one to form, then one to adopt. The last two double with each generation in a row that did not form: a slow one forms
+    in the end. A member that hangs is found, because it does not enter the next one.
     """
     entered_s = current.announced_at_s + entry_s(current.kind, step_s, settings)
     if any(w.standing == Standing.STARTING for w in members) and current.launches:
         entered_s = max(entered_s, current.announced_at_s + settings.start_timeout_s)
+    for worker in members:
+        if worker.standing == Standing.STARTING and worker.session is not None:
+            entered_s = max([entered_s, *(began_s + most_s for began_s, most_s in partings(worker.session))])
     forming = [w for w in members if w.standing == Standing.FORMING]
     if not forming or any(w.standing in _OUTSIDE for w in members):
         return entered_s

@@ -1,0 +1,74 @@
+"""What /proc tells of real processes: their open files, and those of their children."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from _regroup_agent.kernel_view import look_at_files
+from _regroup_agent.orphans import descendants
+from harness.polling import until
+
+SCRIPT = """
+import os, sys, tempfile, time
+directory = sys.argv[1]
+saved = open(directory + "/last.pt", "wb")
+saved.write(b"x" * 5000)
+saved.flush()
+log, data, unnamed = open(directory + "/log", "a"), open(__file__), tempfile.TemporaryFile(dir=directory)
+read, write = os.pipe()
+if len(sys.argv) == 2:
+    import subprocess
+    subprocess.Popen([sys.executable, __file__, directory + "/child", "child"], start_new_session=True)
+print("there", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    (tmp_path / "child").mkdir()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with (tmp_path / "stdout").open("wb") as out:
+        one = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(tmp_path)], stdout=out)
+    until(lambda: (tmp_path / "stdout").read_text().count("there") == 2, "both processes run")
+    yield one
+    for pid in [one.pid, *descendants(one.pid)]:
+        os.kill(pid, 9)
+    one.wait(10)
+
+
+def test_only_files_that_may_be_checkpoints_are_seen(process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    (child,) = descendants(process.pid)
+    look = look_at_files([process.pid, child])
+    assert {(pid, path): position for (pid, _, path), position in look.files.items()} == {
+        (process.pid, str(tmp_path / "last.pt")): 5000,
+        (child, str(tmp_path / "child" / "last.pt")): 5000,
+    }
+    assert not look.waits
+
+
+def test_process_that_has_ended_has_no_files() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(10)
+    assert look_at_files([ended.pid]).files == {}
+
+
+def test_bytes_that_were_written_to_a_disk_are_counted(tmp_path: Path) -> None:
+    text = "import sys; open(sys.argv[1], 'wb').write(bytes(1 << 20)); print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", text, str(tmp_path / "saved")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == 1
+        if Path("/tmp").stat().st_dev == Path("/dev/shm").stat().st_dev:
+            pytest.skip("the kernel counts nothing for a file system in memory")
+        assert look_at_files([process.pid]).written_bytes >= 1 << 20
+        assert process.stdin is not None
+        process.stdin.close()

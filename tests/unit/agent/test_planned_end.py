@@ -1,0 +1,329 @@
+"""A planned change of a script: when its processes get SIGTERM, by what they have said and by the files that they write."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from _regroup_agent import events as ev
+from _regroup_agent.ending import Terms
+from _regroup_agent.planned_end import ARRIVE_S, FROZEN_S, GAP_S
+from _regroup_agent.script import GRACE_S
+from _regroup_agent.writers import IDLE_S, SAVED_BYTES, Look, Writers, may_be_saved
+from regroup.protocol import local, wire
+from regroup.protocol.state import Busy, Phase
+from tests.unit.agent.drive import Drive
+
+STOP, CONT, TERM, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM, signal.SIGKILL
+EARLIER = SAVED_BYTES
+"""The processes have saved before."""
+
+
+def runs(processes: int = 1, *, steps: bool = True, **changed: object) -> Drive:
+    """A script trains in generation 1. `steps`: its hooks report optimizer steps."""
+    drive = Drive(processes, **changed).feed(ev.Connected()).command(wire.Welcome("Script"))  # type: ignore[arg-type]
+    drive.generation(1)
+    for rank in range(processes):
+        drive.feed(ev.Spawned(rank, drive.incarnations[rank]))
+    if steps:
+        stepped(drive, *range(processes))
+    return drive
+
+
+def stepped(drive: Drive, *ranks: int, step_s: float = 0.1) -> Drive:
+    for rank in ranks:
+        drive.says(local.Stepped(rank, drive.incarnations[rank], 10, step_s), rank)
+    return drive
+
+
+def held(drive: Drive, *ranks: int) -> Drive:
+    for rank in ranks:
+        drive.says(local.Held(rank, drive.incarnations[rank]), rank)
+    return drive
+
+
+def planned(drive: Drive) -> Drive:
+    return drive.generation(2, kind="planned")
+
+
+def file(position: int, written: int = EARLIER, *, waits: bool = False) -> Look:
+    return Look({(1, 5, "/ckpt/last.pt"): position}, written, waits)
+
+
+def ended_after(drive: Drive, within_s: float = 100.0) -> float:
+    """Let time pass until SIGTERM, and return how long that took."""
+    began_s = drive.now_s
+    while not any(signum == TERM for _, signum in signals(drive)):
+        assert drive.now_s < began_s + within_s, "no SIGTERM"
+        due_s = drive.core.due_s
+        assert due_s is not None
+        drive.wait(max(0.001, due_s - drive.now_s))
+    return round(drive.now_s - began_s, 2)
+
+
+def signals(drive: Drive) -> list[tuple[int, int]]:
+    """Return (local rank, signal) of the last event."""
+    return [(e.local_rank, e.signum) for e in drive.of(ev.Signal)]
+
+
+# --- what is waited for --------------------------------------------------------------------------------------------
+
+
+def test_processes_that_hold_and_write_nothing_are_ended_at_once() -> None:
+    drive = planned(runs(2))
+    assert [rank for rank, _ in drive.told(local.Hold)] == [0, 1]
+    assert signals(held(drive, 0).wait(0.1)) == []
+    assert ended_after(held(drive, 1)) <= 0.1
+    assert signals(drive) == [(0, TERM), (1, TERM)]
+    assert [rank for rank, _ in drive.told(local.Go)] == [0, 1], "a handler of the script could not end it"
+    assert drive.exits(-15, 0).of(ev.Start) == []
+    assert [s.generation.number for s in drive.exits(-15, 1).of(ev.Start)] == [2, 2]
+
+
+def test_processes_that_are_ended_and_fail_are_no_fault() -> None:
+    drive = held(planned(runs(2)), 0).exits(1, 1)
+    assert drive.bodies(wire.Fault, ever=True) == []
+    assert ended_after(drive) <= 0.2
+    assert drive.exits(-15, 0).of(ev.Start)
+
+
+@pytest.mark.parametrize(
+    ("drive", "look", "wants_s"),
+    [
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(0) if t < 10 else Look({}, EARLIER), IDLE_S + 0.1,
+                     id="a file stays open and nothing is written: a log"),
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(int(t * 1e6)) if t < 8 else Look({}, EARLIER), 8 + GAP_S,
+                     id="a thread saves for 8 s"),
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(int(t * 1e6)), 60.0,
+                     id="a thread writes for ever: the bound"),
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(0, waits=t < 9), 9 + GAP_S,
+                     id="the disk stalls in the middle of a save"),
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: Look({}, EARLIER + int(t * 1e6) if t < 5 else 10**8), 5 + GAP_S,
+                     id="files are opened and closed between two looks"),
+        pytest.param(lambda: planned(runs()), lambda _: Look({}, EARLIER), ARRIVE_S,
+                     id="it waits in a collective for a process that holds"),
+        pytest.param(lambda: planned(stepped(runs(), 0, step_s=4.0)), lambda _: Look({}, EARLIER), 12.0,
+                     id="the same where a step takes 4 s"),
+        pytest.param(lambda: planned(runs()), lambda t: file(int(t * 1e6)) if t < 20 else Look({}, EARLIER), 20 + ARRIVE_S,
+                     id="it saves for 20 s, then waits in a collective"),
+        pytest.param(lambda: planned(runs(steps=False)), lambda _: Look(), FROZEN_S, id="it makes no steps and has saved nothing"),
+        pytest.param(lambda: planned(runs(steps=False)), lambda _: Look({}, EARLIER), GAP_S, id="it makes no steps, may be saving"),
+        pytest.param(lambda: held(planned(runs(2)), 0), lambda _: Look({}, EARLIER), ARRIVE_S, id="one of two holds"),
+        pytest.param(lambda: held(planned(runs(terms=Terms(3.0))), 0), lambda t: file(int(t * 1e6)), 3.0, id="the user's bound"),
+    ],
+)  # fmt: skip
+def test_time_until_sigterm(drive: Callable[[], Drive], look: Callable[[float], Look], wants_s: float) -> None:
+    driven = drive()
+    began_s = driven.now_s
+    driven.look = lambda now_s: look(now_s - began_s)
+    assert wants_s <= ended_after(driven) <= wants_s + 0.35
+
+
+def test_process_that_begins_to_save_as_it_is_stopped_goes_on() -> None:
+    drive = planned(runs(steps=False))
+    began_s = drive.now_s
+    assert signals(drive) == [(0, STOP)]
+    drive.look = file(0)  # it has just been opened
+    assert signals(drive.wait(FROZEN_S)) == [(0, CONT)]
+    drive.look = lambda now_s: file(int((now_s - began_s) * 1e6)) if now_s < began_s + 3 else Look({}, EARLIER)
+    assert ended_after(drive) >= 3 + GAP_S
+    assert signals(drive)[-2:] == [(0, TERM), (0, CONT)], "a stopped process does not take SIGTERM"
+
+
+def test_process_that_makes_its_first_step_meanwhile_is_asked_to_hold() -> None:
+    drive = runs(steps=False)
+    drive.look = Look({}, EARLIER)
+    planned(drive)
+    assert drive.told(local.Hold) == []
+    assert stepped(drive, 0).told(local.Hold) == [(0, local.Hold())]
+    assert stepped(drive, 0).told(local.Hold) == []
+    assert ended_after(held(drive, 0)) <= 0.2
+
+
+def test_file_that_is_waited_for_is_named_in_the_log_once() -> None:
+    drive = held(planned(runs()), 0)
+    drive.look = lambda now_s: file(int(now_s * 1e6))
+    drive.wait(59)
+    assert [log.text for log in drive.of(ev.Log)] == [
+        "Waiting for /ckpt/last.pt, which is being written, before the processes are ended."
+    ]
+    (late,) = [log.text for log in drive.wait(2).of(ev.Log)]
+    assert late == (
+        "/ckpt/last.pt was still being written after 60 s; its process is ended. Raise spec.recovery.gracefulStop.seconds."
+    )
+
+
+def test_process_that_sigterm_does_not_end_is_killed_after_its_grace() -> None:
+    drive = held(planned(runs()), 0).wait(0.2)
+    assert drive.wait(GRACE_S - 0.3).of(ev.Signal) == []
+    assert signals(drive.wait(0.3)) == [(0, KILL)]
+
+
+def test_operator_is_told_how_long_the_end_may_take() -> None:
+    drive = planned(runs()).wait(2.0)
+    condition = drive.report.condition
+    assert (condition.phase, condition.busy) == (Phase.STARTING, (Busy(Busy.PARTING, max_s=75.0, age_s=2.0),))
+    assert Busy.PARTING in [b.kind for b in ended_and_waits(drive).report.condition.busy], "SIGTERM does not end it"
+    assert drive.exits(-15).report.condition.busy == ()
+
+
+def ended_and_waits(drive: Drive) -> Drive:
+    ended_after(held(drive, 0))
+    return drive
+
+
+# --- forced changes ------------------------------------------------------------------------------------------------
+
+
+def test_forced_change_ends_the_processes_at_once() -> None:
+    drive = runs(2).generation(2)
+    assert signals(drive) == [(0, TERM), (1, TERM)]
+    assert drive.told(local.Hold) == []
+
+
+def test_forced_change_in_the_middle_of_a_planned_one_does_not_wait() -> None:
+    drive = held(planned(runs(2)), 0).generation(3)
+    assert signals(drive) == [(0, TERM), (1, TERM)]
+    assert [rank for rank, _ in drive.told(local.Go)] == [0, 1]
+    assert [s.generation.number for s in drive.exits(-15, 0).exits(-15, 1).of(ev.Start)] == [3, 3]
+
+
+def test_planned_change_after_sigterm_does_not_begin_anew() -> None:
+    drive = runs().generation(2)
+    planned(drive.wait(1)).generation(3, kind="planned")
+    assert drive.told(local.Hold) == []
+    assert [s.generation.number for s in drive.exits(-15).of(ev.Start)] == [3]
+
+
+# --- ends of the worker --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["Released", "Suspended", "Failed"])
+def test_stop_waits_for_the_file_that_is_written(outcome: str) -> None:
+    drive = runs()
+    drive.look = lambda now_s: file(int(now_s * 1e6)) if now_s < 108 else Look({}, EARLIER)
+    drive.command(wire.Stop(outcome))
+    assert [kind for _, kind in drive.told()] == [local.Hold()]
+    assert 8 + GAP_S <= ended_after(held(drive, 0)) <= 8.5 + GAP_S
+    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(0)]
+
+
+def test_stop_during_a_planned_change_keeps_its_bound() -> None:
+    drive = held(planned(runs()), 0)
+    drive.look = lambda now_s: file(int(now_s * 1e6))
+    drive.wait(50).command(wire.Stop("Released"))
+    assert ended_after(drive) == pytest.approx(10, abs=0.2)
+
+
+def test_stopped_script_that_ignores_sigterm_is_killed() -> None:
+    drive = held(runs().command(wire.Stop("Released")), 0)
+    ended_after(drive)
+    assert signals(drive.wait(5.1)) == [(0, KILL)]
+
+
+def test_deleted_pod_leaves_a_part_of_its_grace_to_the_save() -> None:
+    drive = runs(grace_s=25.0).feed(ev.Terminated())
+    assert drive.told(local.Hold) == []
+    assert drive.wait(9.9).told(local.Hold) == []
+    assert drive.wait(0.1).told(local.Hold) == [(0, local.Hold())]
+    drive.look = lambda now_s: file(int(now_s * 1e6))
+    assert ended_after(held(drive, 0)) == pytest.approx(11.25, abs=0.2)
+    assert signals(drive.wait(0.76)) == [(0, KILL)]
+
+
+def test_deleted_pod_that_the_next_generation_leaves_out_ends_with_the_others() -> None:
+    drive = runs(grace_s=60.0).feed(ev.Terminated()).wait(2)
+    drive.generation(2, kind="planned", member=False)
+    assert drive.told(local.Hold) == [(0, local.Hold())]
+    assert ended_after(held(drive, 0)) <= 0.2
+    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+
+def test_interrupted_local_run_waits_for_the_file_that_is_written() -> None:
+    drive = runs().feed(ev.Terminated(waits=False)).feed(ev.Disconnected())
+    assert drive.told(local.Hold) == [(0, local.Hold())]
+    drive.look = lambda now_s: file(int(now_s * 1e6)) if now_s < 104 else Look({}, EARLIER)
+    assert 4 + GAP_S <= ended_after(held(drive, 0)) <= 4.5 + GAP_S
+    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+
+# --- scripts that want to be told ----------------------------------------------------------------------------------
+
+TOLD = Terms(30.0, int(signal.SIGUSR1))
+
+
+def test_script_that_wants_to_be_told_gets_its_signal_and_its_time() -> None:
+    drive = planned(runs(2, terms=TOLD))
+    assert drive.of(ev.Signal) == [ev.Signal(rank, signal.SIGUSR1, alone=True) for rank in (0, 1)]
+    assert drive.told(local.Hold) == []
+    drive.exits(0, 0).exits(7, 1)
+    assert drive.bodies(wire.Fault, ever=True) == drive.bodies(wire.Finished, ever=True) == []
+    assert [s.generation.number for s in drive.of(ev.Start)] == [2, 2]
+
+
+def test_script_that_was_told_and_goes_on_gets_sigterm_and_sigkill() -> None:
+    drive = planned(runs(terms=TOLD))
+    assert ended_after(drive) == 30.0
+    assert signals(drive.wait(GRACE_S)) == [(0, KILL)]
+
+
+def test_script_that_is_told_by_the_drain_of_its_pod() -> None:
+    drive = runs(terms=TOLD, grace_s=60.0).feed(ev.Terminated()).wait(30)
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGUSR1, alone=True)]
+    assert drive.exits(0).of(ev.Exit) == [ev.Exit(143)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "want"),
+    [
+        ({}, Terms(60.0, None)),
+        ({"REGROUP_STOP_SECONDS": "120"}, Terms(120.0, None)),
+        ({"REGROUP_STOP_SECONDS": "5", "REGROUP_STOP_SIGNAL": "SIGUSR1"}, Terms(5.0, 10)),
+        ({"REGROUP_STOP_SECONDS": "soon", "REGROUP_STOP_SIGNAL": "SIGNOTHING"}, Terms(60.0, None)),
+    ],
+)
+def test_terms_of_the_environment(environ: dict[str, str], want: Terms) -> None:
+    assert Terms.of(environ) == want
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fd", "flags", "path", "want"),
+    [
+        pytest.param(5, os.O_WRONLY, "/ckpt/last.pt", True, id="a checkpoint"),
+        pytest.param(5, os.O_RDWR, "/ckpt/last.h5", True, id="a file that is read, too"),
+        pytest.param(5, os.O_RDONLY, "/data/train.bin", False, id="data"),
+        pytest.param(5, os.O_WRONLY | os.O_APPEND, "/out/train.log", False, id="a log"),
+        pytest.param(1, os.O_WRONLY, "/out/stdout", False, id="the output, which a shell has redirected"),
+        pytest.param(5, os.O_RDWR, "socket:[77]", False, id="a socket"),
+        pytest.param(5, os.O_WRONLY, "pipe:[77]", False, id="a pipe"),
+        pytest.param(5, os.O_RDWR, "/dev/shm/torch_1_2_3", False, id="memory that data loaders share"),
+        pytest.param(5, os.O_RDWR, "/dev/nvidia0", False, id="a device"),
+        pytest.param(5, os.O_RDWR, "/memfd:x (deleted)", False, id="anonymous memory"),
+        pytest.param(5, os.O_RDWR, "/tmp/tmpx (deleted)", False, id="a temporary file without a name"),
+    ],
+)
+def test_file_that_may_be_a_checkpoint(fd: int, flags: int, path: str, want: bool) -> None:
+    assert may_be_saved(fd, flags, path) is want
+
+
+def test_log_that_grows_slowly_is_not_being_saved() -> None:
+    writers = Writers()
+    for tenth in range(100):
+        writers.take(file(tenth * 100), tenth / 10)
+    assert not writers.is_active
+    assert writers.wrote_s is None
+
+
+def test_file_that_is_written_again_from_its_beginning_is_being_saved() -> None:
+    writers = Writers()
+    writers.take(file(10**6), 0.0)
+    writers.take(file(10**6), IDLE_S)
+    assert not writers.is_active
+    writers.take(file(10), IDLE_S + 0.1)
+    assert writers.is_active

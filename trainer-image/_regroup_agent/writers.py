@@ -1,0 +1,111 @@
+"""Decides from looks at the open files of a worker's processes whether they are saving. Pure; `kernel_view` makes the looks.
+
+A file that is open for writing may be a checkpoint, or a log that stays open for the whole run. A look shows no more of it than
+its position. So a file counts as written while its position moves, and for IDLE_S after that. The kernel also counts the bytes
+that each process writes to disks. This count shows a small file that was opened and closed between two looks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+IDLE_S = 2.0
+"""A file whose position has not moved for so long is none that a save writes at the moment."""
+MOVED_BYTES = 4096
+"""A position that has moved by less in IDLE_S is that of a log."""
+SAVED_BYTES = 64 << 10
+"""Processes that have written less than this to disks, since they were started, have saved nothing that could be broken."""
+
+NO_CHECKPOINTS = ("/dev/", "/proc/", "/sys/", "/memfd:")
+"""Beginnings of the paths of devices, of the kernel's own files and of shared memory."""
+
+
+def may_be_saved(fd: int, flags: int, path: str) -> bool:
+    """Return whether an open file may be one that is being saved.
+
+    - `fd`: descriptor in the process; 0 to 2 are the outputs of the script, which a shell may have sent to a file
+    - `flags`: flags of open(2). A file that is opened for appending is a log: what it held before stays.
+    - `path`: path as /proc shows it. Pipes and sockets have none, and a deleted file is of no use to the next process.
+    """
+    if fd <= 2 or flags & os.O_ACCMODE == os.O_RDONLY or flags & os.O_APPEND:
+        return False
+    return path.startswith("/") and not path.startswith(NO_CHECKPOINTS) and not path.endswith(" (deleted)")
+
+
+@dataclass(frozen=True)
+class Look:
+    """The open files of a worker's processes and of their children at one moment."""
+
+    files: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
+    """Position in each file that may be saved, by pid, descriptor and path."""
+    written_bytes: int = 0
+    """Bytes that the processes have written to disks since they were started."""
+    waits: bool = False
+    """A thread of a process that has such a file open waits for a disk."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One open file in the looks so far."""
+
+    position: int
+    """Position at `since_s`, from which a move counts. It begins anew when IDLE_S is over."""
+    since_s: float
+    moved_s: float
+    """Time of the last move. A file that is seen for the first time has just moved."""
+
+    def next(self, position: int, now_s: float) -> _Seen:
+        if position < self.position or position - self.position >= MOVED_BYTES:
+            return _Seen(position, now_s, now_s)
+        return self if now_s - self.since_s < IDLE_S else _Seen(position, now_s, self.moved_s)
+
+
+class Writers:
+    """The result of all looks at a worker's processes. One object serves one planned end."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int, str], _Seen] = {}
+        self._written_bytes: int | None = None
+        self.wrote_s: float | None = None
+        """Time of the last look that showed progress of a write; None: no look has."""
+        self.newest: str = ""
+        """Path of the file that was seen to be written last."""
+        self._is_active = True
+
+    @property
+    def looked(self) -> bool:
+        """True once there was a look."""
+        return self._written_bytes is not None
+
+    @property
+    def is_active(self) -> bool:
+        """True while a file is being written, as far as the last look shows."""
+        return self._is_active
+
+    @property
+    def has_saved(self) -> bool:
+        """True if the processes have written so much that a save may consist of more than one file."""
+        return (self._written_bytes or 0) >= SAVED_BYTES
+
+    def take(self, look: Look, now_s: float) -> None:
+        """Take in a look. Files that are not open any more are forgotten."""
+        before, is_first = self._open, not self.looked
+        self._open, self._is_active = {}, False
+        for key, position in look.files.items():
+            seen = before.get(key)
+            new = _Seen(position, now_s, now_s) if seen is None else seen.next(position, now_s)
+            if new.moved_s == now_s and not is_first:
+                self.wrote_s, self.newest = now_s, key[2]
+            self._open[key] = new
+            self._is_active |= now_s - new.moved_s < IDLE_S
+        for key in before:
+            if key not in look.files:  # it was written until it was closed
+                self.wrote_s, self.newest = now_s, key[2]
+        if look.files and look.waits:
+            self._is_active, self.wrote_s = True, now_s
+        grown = look.written_bytes - (look.written_bytes if self._written_bytes is None else self._written_bytes)
+        if grown >= 2 * MOVED_BYTES:
+            self.wrote_s = now_s
+        self._written_bytes = max(look.written_bytes, self._written_bytes or 0)
