@@ -136,6 +136,18 @@ def parser() -> argparse.ArgumentParser:
         r"library in its output, such as 'iter (?P<step>\d+): loss (?P<loss>\S+)'",
     )
     run.add_argument(
+        "--stop-signal",
+        metavar="SIGNAL",
+        help="signal that tells a script without the library to save and end before a planned change, such as SIGUSR1",
+    )
+    run.add_argument(
+        "--stop-seconds",
+        type=int,
+        default=60,
+        metavar="S",
+        help="seconds that a script without the library may take to end before a planned change (default 60)",
+    )
+    run.add_argument(
         "--first-step-seconds",
         type=seconds,
         default=Settings.first_step_s,

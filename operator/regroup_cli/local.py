@@ -42,6 +42,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Forbidden, Unauthorized
 from regroup_operator.model.records import Key, Pod, Settings
+from regroup_operator.render.pod import stop_environment
 
 ADDRESS = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -258,6 +259,7 @@ class LocalWorkers:
             env.LOG_NAME: f"worker {worker}",
             env.ENDS_ON_SIGINT: "1",
             env.MAX_RESTARTS: str(spec.recovery.max_restarts),
+            **stop_environment(job),
         }
         if spec.workers_per_group > 1:
             out |= {
@@ -317,10 +319,11 @@ class LocalWorkers:
             raise Forbidden(f"Worker {pod.name} has ended.")
         return agent.pod
 
-    async def stop(self, grace_s: float = 5.0) -> None:
+    async def stop(self, grace_s: float = 25.0) -> None:
         """End every agent, and with it its trainers: SIGINT, then SIGKILL.
 
-        SIGTERM would not end a worker that holds the job's state: it would wait for the operator to come back.
+        An agent ends its trainers as soon as they write no file any more (_regroup_agent/planned_end.py). SIGTERM would not end a
+        worker that holds the job's state: it would wait for the operator to come back.
         """
         for sign, wait_s in ((signal.SIGINT, grace_s), (signal.SIGKILL, 5.0)):
             running = [a for a in self._agents.values() if a.process.poll() is None]

@@ -55,6 +55,7 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
             "disconnectSeconds": args.disconnect_seconds,
             "rejoinSeconds": args.rejoin_seconds,
             "hangSeconds": args.hang_seconds,
+            "gracefulStop": {"signal": args.stop_signal, "seconds": args.stop_seconds},
         },
         "template": {"spec": {"containers": [trainer]}},
     }

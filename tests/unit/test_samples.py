@@ -18,6 +18,7 @@ NOT_SHOWN: Mapping[str, str] = {
     "spec.elasticPolicy.sizeMultipleOf": "sizes is there; at most one of them is allowed",
     "spec.processesPerWorker": "the default is one for each GPU",
     "spec.recovery.disconnectSeconds": "the default suits most networks",
+    "spec.recovery.gracefulStop.signal": "the script of the sample has no handler for a signal; a comment shows it",
     "spec.recovery.hangSeconds": "the default is learned from the job's own steps",
     "spec.recovery.rejoinSeconds": "the default continues at once, which most jobs want",
     "spec.runPolicy.managedBy": "with another value this operator leaves the job alone",

@@ -286,7 +286,7 @@ def worker_digest(job: Job) -> str:
         "processes": processes,
         "maxWorldSize": processes * job.max_replicas,
         "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
-        "recovery": [recovery.max_restarts],
+        "recovery": [recovery.max_restarts, recovery.graceful_stop and recovery.graceful_stop.model_dump()],
         "workersPerGroup": job.spec.workers_per_group,
         "memorySnapshot": None if snapshot is None else snapshot.model_dump(),
         "podNames": job.spec.network.pod_names,

@@ -355,6 +355,23 @@ class ExitRule(SpecModel):
         return self
 
 
+StopSignal = Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"]
+
+
+class GracefulStop(SpecModel):
+    """The end of a script's processes in a planned change: another number of workers, a drain, suspension, the end of the job.
+    Only for scripts that do not use the library."""
+
+    signal: StopSignal | None = None
+    """Signal that tells the script to save and to end by itself. Any exit code is right then. After `seconds` it gets SIGTERM, and
+    10 seconds later SIGKILL. Absent: the script is not told. Each process is held after its next optimizer step, and files that
+    are being written are waited for. Then it gets SIGTERM."""
+
+    seconds: int = Field(default=60, ge=1, le=300)
+    """Seconds that this may take before SIGTERM. A pod that is deleted has at most three fifths of its
+    terminationGracePeriodSeconds for it."""
+
+
 class RecoveryPolicy(SpecModel):
     """Bounds for failures: how many the job survives, and when a silent or hanging worker counts as failed."""
 
@@ -385,6 +402,10 @@ class RecoveryPolicy(SpecModel):
     of a process may take 1800 s, and a job.pause() block its max_s. A script without the library is restarted as a whole, from its
     own checkpoint, once its progress has stood still for so long. Absent: only condition Degraded says so, because an evaluation
     looks the same."""
+
+    graceful_stop: GracefulStop | None = None
+    """The end of a script's processes in a planned change. Absent: the script is not told, and the end may take 60 seconds. A
+    change applies to pods that are made later."""
 
     on_exit: list[ExitRule] = Field(
         default_factory=list, max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}

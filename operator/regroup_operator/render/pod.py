@@ -206,6 +206,15 @@ def _agent_grace_s(job: Job) -> int:
     return seconds - seconds // 6
 
 
+def stop_environment(job: Job) -> dict[str, str]:
+    """Return the variables that tell the agent how a planned change ends a script. There are none without recovery.gracefulStop."""
+    stop = job.spec.recovery.graceful_stop
+    if stop is None:
+        return {}
+    told = {} if stop.signal is None else {env.STOP_SIGNAL: stop.signal}
+    return {env.STOP_SECONDS: str(stop.seconds), **told}
+
+
 def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str, Any]]:
     processes = processes_per_worker(job)
     fields = {
@@ -226,6 +235,7 @@ def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str
         env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
         env.GRACE_SECONDS: str(_agent_grace_s(job)),
     }
+    values |= stop_environment(job)
     if job.spec.workers_per_group > 1:
         values[env.WORKERS_PER_GROUP] = str(job.spec.workers_per_group)
         values[env.GROUP_POSITION] = str(job.position(slot))
