@@ -54,6 +54,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "progress": ["log"],
         "recovery": [
             "disconnectSeconds",
+            "gracefulStop",
             "hangSeconds",
             "maxRestarts",
             "onExit",

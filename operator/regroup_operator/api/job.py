@@ -280,13 +280,13 @@ def worker_digest(job: Job) -> str:
     it where the pod carries them; what the operator's own installation adds (image, address) is not.
     """
     checkpoint, recovery, snapshot = job.spec.checkpoint, job.spec.recovery, job.spec.memory_snapshot
-    processes = processes_per_worker(job)
+    processes, stop = processes_per_worker(job), recovery.graceful_stop
     made_from: dict[str, Any] = {
         "template": job.raw["spec"]["template"],
         "processes": processes,
         "maxWorldSize": processes * job.max_replicas,
         "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
-        "recovery": [recovery.max_restarts, recovery.graceful_stop and recovery.graceful_stop.model_dump()],
+        "recovery": [recovery.max_restarts, *([] if stop is None else [stop.model_dump()])],
         "workersPerGroup": job.spec.workers_per_group,
         "memorySnapshot": None if snapshot is None else snapshot.model_dump(),
         "podNames": job.spec.network.pod_names,

@@ -41,7 +41,7 @@ def rendered() -> set[str]:
             elasticPolicy={"minReplicas": 3, "maxReplicas": 6},
             checkpoint={"volumeClaim": "ckpt"},
             memorySnapshot={"sizeLimit": "1Gi"},
-            recovery={"maxRestarts": 3},
+            recovery={"maxRestarts": 3, "gracefulStop": {"signal": "SIGUSR1"}},
             progress={"log": "(?P<step>[0-9]+)"},
         )
     )

@@ -385,6 +385,24 @@ def test_digest_changes_with_each_field_of_the_memory_snapshot_and_not_without_o
     assert plain == "090db0038a03", "else an upgrade of the operator would make the pods of waiting jobs anew"
 
 
+@pytest.mark.parametrize(
+    ("recovery", "want"),
+    [
+        pytest.param({}, {}, id="absent"),
+        pytest.param({"gracefulStop": {}}, {env.STOP_SECONDS: "60"}, id="the defaults"),
+        pytest.param({"gracefulStop": {"signal": "SIGUSR1", "seconds": 300}},
+                     {env.STOP_SECONDS: "300", env.STOP_SIGNAL: "SIGUSR1"}, id="a signal"),
+    ],
+)  # fmt: skip
+def test_agent_is_told_how_a_script_ends(recovery: dict[str, Any], want: dict[str, str]) -> None:
+    pod = render(with_spec(recovery=recovery))
+    (container,) = pod["spec"]["containers"]
+    told = {one["name"]: one.get("value") for one in container["env"]}
+    assert {name: told[name] for name in (env.STOP_SECONDS, env.STOP_SIGNAL) if name in told} == want
+    is_plain = pod["metadata"]["annotations"]["regroup.dev/spec-digest"] == "090db0038a03"
+    assert is_plain == (not want), "pods that differ have the same digest, or an upgrade makes pods anew"
+
+
 def test_digest_is_that_of_the_job_not_of_the_pod_or_the_installation() -> None:
     job = parse_job(stored_job())
     other = RenderSettings(operator_url="https://elsewhere:1", agent_image="example/operator:2")
