@@ -11,6 +11,7 @@ from _regroup_agent.core import Core
 from _regroup_agent.faults import Faults, Kept
 from _regroup_agent.statefile import Saved
 from _regroup_agent.worker import Identity
+from _regroup_agent.writers import Look
 from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.endpoint.registry import Stream
@@ -231,8 +232,11 @@ class Agent:
         self.disconnect()
 
     def signalled(self, trainer: Trainer, signum: int) -> None:
-        """A signal of ours. A stopped process takes only SIGKILL; anything else once it goes on."""
-        if (self.name, trainer.local_rank) in self.world.immortal:
+        """A signal of ours. A stopped process takes only SIGKILL; anything else once it goes on.
+
+        The agent's SIGSTOP and SIGCONT of a planned end are a moment apart, in which nothing would happen to the process.
+        """
+        if (self.name, trainer.local_rank) in self.world.immortal or signum in (signal.SIGSTOP, signal.SIGCONT):
             return
         if not trainer.forked:
             trainer.signals.append(signum)
@@ -256,6 +260,8 @@ class Agent:
         elif isinstance(effect, ev.Probe):
             probed = ev.Probed(effect.local_rank, effect.incarnation, "stopped", "stopped by a signal (state T)", "")
             world.later(lambda: self.handle(probed))
+        elif isinstance(effect, ev.LookAtFiles):
+            world.later(lambda: self.handle(ev.Looked(Look())))
         elif isinstance(effect, ev.Persist):
             if self.uid in self.world.full:
                 self.world.container_ended(self, 1)  # what is not on disk must not be promised (_regroup_agent/main.py)
