@@ -32,7 +32,12 @@ def parser() -> argparse.ArgumentParser:
         "process that the message names, 128 + n for signal n. 1 if the job fails for another reason, 2 if the arguments are "
         "refused before anything runs, 130 after Ctrl-C. Example: regroup run --workers 3 --max 5 manifests/samples/digits.py",
     )
-    run.add_argument("--workers", type=int, default=1, metavar="N", help="number of workers (default 1)")
+    run.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of workers (default 1, or what a launcher such as torchrun says)",
+    )
     run.add_argument(
         "--min",
         type=int,
@@ -53,7 +58,10 @@ def parser() -> argparse.ArgumentParser:
         "number). --min and --max default to the smallest and the largest",
     )
     run.add_argument(
-        "--processes-per-worker", type=int, default=1, metavar="P", help="processes per worker (default 1)"
+        "--processes-per-worker",
+        type=int,
+        metavar="P",
+        help="processes per worker (default 1, or what a launcher such as torchrun says)",
     )
     run.add_argument(
         "--workers-per-group",
@@ -176,7 +184,10 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     run.add_argument(
-        "script", metavar="SCRIPT", help="a Python script, a YAML configuration for `regroup train`, or any command"
+        "script",
+        metavar="SCRIPT",
+        help="a Python script, a YAML configuration for `regroup train`, or any command, also of a launcher: torchrun, accelerate "
+        "launch, deepspeed, horovodrun, mpirun",
     )
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments for the script")
     train = commands.add_parser(

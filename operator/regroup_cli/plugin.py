@@ -200,7 +200,7 @@ def _watch(kubectl: Kubectl, args: argparse.Namespace) -> int:
 
 def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
     selector = f"--selector=regroup.dev/job-name={args.job},regroup.dev/role=worker"
-    options = ["--container=trainer", *(["--follow"] if args.follow else [])]
+    options = ["--follow"] if args.follow else []
     if args.slot is None:
         if args.previous:
             raise KubectlFailed("--previous needs --slot N: it prints the log of one pod from before its last restart.")

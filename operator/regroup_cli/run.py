@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from _regroup_agent.build import build as build_agent
 from _regroup_agent.launch.command import python_command, uses_library
 from regroup import torch_versions
+from regroup.protocol import launchers
 from regroup_cli import gpus
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
@@ -45,6 +46,7 @@ _CONFIGURATIONS = (".yaml", ".yml")
 
 def job_object(args: argparse.Namespace) -> dict[str, Any]:
     """Return the DistributedTrainingJob that the arguments describe. Raises SpecError."""
+    fill_counts(args, os.environ)
     trainer: dict[str, Any] = {"name": "trainer", "image": "local", "command": trainer_command(args)}
     spec: dict[str, Any] = {
         "replicas": args.workers,
@@ -79,6 +81,38 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
     if args.progress_log is not None:
         spec["progress"] = {"log": args.progress_log}
     return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
+
+
+def fill_counts(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """Set --workers and --processes-per-worker where they are absent: to what a launcher in the command says, else to 1.
+
+    Raises SpecError for a launcher's command that cannot be translated.
+    """
+    if args.workers is not None and args.processes_per_worker is not None:
+        return
+    try:
+        found = launchers.read([*(["python", "-m"] if args.module else []), args.script, *args.args], environment)
+    except launchers.LauncherError as error:
+        raise SpecError(str(error)) from None
+    counts = launchers.Counts() if found is None else found.counts
+    if args.workers is None:
+        args.workers = counts.workers[1] if counts.workers else 1
+    if args.processes_per_worker is None:
+        args.processes_per_worker = _processes(counts, args.workers)
+
+
+def _processes(counts: launchers.Counts, workers: int) -> int:
+    if isinstance(counts.processes, str):
+        each = len(gpus.find()) // workers if counts.processes in ("gpu", "auto") else 0
+        if each == 0:
+            raise SpecError(
+                f"{counts.processes_said} in the command says no number on this machine. Write a number there, or give "
+                "--processes-per-worker."
+            )
+        return each
+    if counts.processes is None and counts.total is not None:
+        return max(1, counts.total // workers)
+    return counts.processes or 1
 
 
 def _directory(args: argparse.Namespace, begun: Path | None) -> str | None:
@@ -150,12 +184,15 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
     if Path(args.script).suffix in _CONFIGURATIONS:
         _check_configuration([args.script, *args.args], _most_processes(args))
         return [sys.executable, "-m", "regroup.train", args.script, *args.args]
-    if shutil.which(args.script) is None:
+    found = shutil.which(args.script) or shutil.which(args.script, path=str(Path(sys.executable).parent))
+    if (
+        found is None and launchers.recognise([args.script, *args.args]) is None
+    ):  # Regroup needs no mpirun to translate one
         raise SpecError(
             f"SCRIPT ({args.script}) is neither a file that ends in .py or .yaml nor a command that can be started. Give one of "
             "them, or -m MODULE."
         )
-    return [args.script, *args.args]
+    return [args.script if found is None or shutil.which(args.script) else found, *args.args]
 
 
 def _is_file(path: str) -> bool:

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 
 from regroup_operator.api import RegroupError, SpecError, StatusError, worker_digest
 from regroup_operator.api.job import parse_stored, role_digest, template_digest
+from regroup_operator.api.launcher import launcher_counts, trainer_of
 from regroup_operator.api.names import TRAINER_CONTAINER
 from regroup_operator.model.plan import JobPlan, Urgency
 from regroup_operator.model.records import Pod
@@ -180,9 +181,9 @@ def _reduced(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trainer(containers: list[Mapping[str, Any]]) -> dict[str, Any]:
-    trainer = next(c for c in containers if c["name"] == TRAINER_CONTAINER)
+    trainer = trainer_of(containers)
     limits = (trainer.get("resources") or {}).get("limits")
-    kept: dict[str, Any] = {"name": TRAINER_CONTAINER, "command": ["python"]}
+    kept: dict[str, Any] = {"name": TRAINER_CONTAINER, "command": launcher_counts(trainer)}
     return kept | ({"resources": {"limits": limits}} if limits else {})
 
 

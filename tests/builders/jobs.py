@@ -80,10 +80,6 @@ _NO_COMMAND = (
     "container trainer has no command, and Regroup has to know it to start processes. "
     "Write it out, for example command: [python, train.py]."
 )
-_LAUNCHER = (
-    "command of container trainer starts a launcher, but Regroup starts the processes itself. "
-    "Give the script's own command, for example [python, train.py], and set spec.processesPerWorker."
-)
 
 
 def _reserved(name: str) -> str:
@@ -163,17 +159,17 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.elasticPolicy.maxReplicas (5) is not a multiple of spec.workersPerGroup (3). "
         "Choose a multiple of workersPerGroup.",
     ),
-    "no container named trainer": (
-        with_trainer(name="main"),
-        'spec.template.spec.containers (["main"]) has no container named trainer. '
+    "several containers and no trainer": (
+        with_pod(containers=[{"name": "main", "command": ["python"]}, {"name": "proxy"}]),
+        'spec.template.spec.containers (["main", "proxy"]) has several containers and none named trainer. '
         "Name the container that runs the training script trainer.",
+    ),
+    "only container without command": (
+        lambda job: (trainer(job).pop("command"), trainer(job).update(name="main")),
+        _NO_COMMAND.replace("trainer", "main", 1),
     ),
     "trainer without command": (lambda job: trainer(job).pop("command"), _NO_COMMAND),
     "trainer with an empty command": (with_trainer(command=[]), _NO_COMMAND),
-    "torchrun": (with_trainer(command=["/usr/bin/torchrun", "train.py"]), _LAUNCHER),
-    "accelerate": (with_trainer(command=["accelerate", "launch", "train.py"]), _LAUNCHER),
-    "torchrun as a module": (with_trainer(command=["python", "-m", "torch.distributed.run", "train.py"]), _LAUNCHER),
-    "torchrun in args": (with_trainer(command=["python"], args=["-m", "torch.distributed.run"]), _LAUNCHER),
     "reserved environment name": (with_trainer(env=[{"name": "RANK", "value": "0"}]), _reserved("RANK")),
     "reserved environment prefix": (
         with_trainer(env=[{"name": "A", "value": "1"}, {"name": "TORCHELASTIC_RUN_ID", "value": "x"}]),

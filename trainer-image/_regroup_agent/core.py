@@ -37,7 +37,8 @@ class Core:
     """The decisions of one agent. Only `handle` changes the state; it is not re-entrant.
 
     - `session`: the script is known to use the library. Its processes start as soon as the operator is reached.
-    - `preloading`: a zygote is importing, and a `Preloaded` event will follow. A script's worker is not ready before.
+    - `preloading`: a zygote is importing, or a launcher reads its command, and a `Preloaded` or a `Refused` event will follow. A
+      script's worker is not ready before.
     - `cannot_run`: reason why no process can train here. The core then starts none and tells each operator the reason.
     """
 
@@ -164,12 +165,7 @@ class Core:
         elif isinstance(event, ev.Connected):
             worker.connected = True
             self._resay(now_s)
-            if worker.cannot_run:
-                # Reported as the exit of a process, so that the operator has one case to handle.
-                why, number = worker.cannot_run, worker.saved.incarnation + 1
-                worker.send(
-                    wire.Fault("exit", why, local_rank=0, exit_code=2, reason=wire.CANNOT_RUN, detail=why, ended=number)
-                )
+            self._say_cannot_run()
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
@@ -182,9 +178,22 @@ class Core:
         elif isinstance(event, ev.Terminated):
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):
-            worker.preloading = False
+            worker.preloading = worker.cannot_run != ""
+        elif isinstance(event, ev.Refused):
+            worker.preloading, worker.cannot_run = True, event.why
+            if worker.connected:
+                self._say_cannot_run()
         elif isinstance(event, ev.Held):
             worker.snapshotted(event.local_rank, event.snapshot)
+
+    def _say_cannot_run(self) -> None:
+        """Tell the operator why no process can train here, as the exit of a process, so that it has one case to handle."""
+        worker = self._worker
+        if worker.cannot_run:
+            why, number = worker.cannot_run, worker.saved.incarnation + 1
+            worker.send(
+                wire.Fault("exit", why, local_rank=0, exit_code=2, reason=wire.CANNOT_RUN, detail=why, ended=number)
+            )
 
     def _of_process(
         self, event: ev.FromTrainer | ev.Told | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float

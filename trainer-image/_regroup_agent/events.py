@@ -151,6 +151,13 @@ class Preloaded:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """No process can train here, as the launcher's own parser has found out in the pod."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time `Core.due_s` has come."""
 
@@ -173,6 +180,7 @@ Event = Union[
     Saved,
     Terminated,
     Preloaded,
+    Refused,
     Tick,
 ]
 

@@ -12,10 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from regroup.protocol import env, local, snapshot
+from regroup.protocol import env, launchers, local, snapshot
+from regroup.protocol.launchers import LauncherCommand
 from regroup.protocol.progress_log import PatternError, compile_pattern
 from regroup.protocol.wire import LOGGED, REPORTED, ProcessStack
 
@@ -25,8 +27,9 @@ from .core import Core
 from .ending import Terms
 from .group_hook_files import write_group_hook
 from .last_words import LastWords
+from .launch import program, translator
 from .launch.command import LaunchError, PythonCommand, check_command, python_command, uses_library
-from .launch.environment import preload_modules, trainer_env
+from .launch.environment import parser_env, preload_modules, read_at_import, trainer_env
 from .link import Endpoint, Link
 from .local_server import LocalServer
 from .memory import LOOK_EVERY_S, MemoryCgroup
@@ -79,7 +82,14 @@ class Agent:
             self._quiet.port,
             Terms.of(environ),
         )
+        self._launcher, cannot_run = _launcher(self._command, environ)
+        if self._launcher is not None:
+            self._python = program.interpreter(self._launcher.start, environ.get("PATH"))
+            self._command = list(program.guess(self._launcher, self._python))
         python = python_command(self._command)
+        if python is not None and self._launcher is not None:
+            python = replace(python, environ={**self._launcher.environ, **python.environ})
+            cannot_run = cannot_run or _needs_mpi(self._launcher, python, environ)
         self._store = StoreSocket(environ[env.POD_IP])
         # The zygote imports under the environment of the image and the template. A fork gets its trainer's own.
         base = trainer_env(
@@ -99,7 +109,7 @@ class Agent:
                 f"The script sets {settings.unknown} before it imports torch, to a value that only the running script knows. "
                 "Processes are started by exec, so each of them repeats the imports. Set it in the container's env instead."
             )
-        cannot_run = gpus.lack(environ, self._processes)
+        cannot_run = cannot_run or gpus.lack(environ, self._processes)
         if cannot_run:
             log(cannot_run)
         has_zygote = bool(python and preload and not settings.unknown and not cannot_run)
@@ -107,13 +117,13 @@ class Agent:
             identity,
             saved,
             session=uses_library(python),
-            preloading=has_zygote,
+            preloading=has_zygote or self._launcher is not None,
             cannot_run=cannot_run,
             snapshots=_snapshots(environ, identity.processes),
         )
         self._zygote: Zygote | None = None
         if python and has_zygote:
-            self._zygote = Zygote(python, preload, base, log, lambda: self._later(ev.Preloaded()), settings.values)
+            self._zygote = Zygote(python, preload, base, log, self._imported, settings.values)
         hook = write_group_hook(environ[env.STATE_DIR], log)
         self._saves = SaveWatcher(environ.get(env.CHECKPOINT_DIR) or "", self._saved)
         self._memory = MemoryCgroup()
@@ -150,6 +160,9 @@ class Agent:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: LocalServer | None = None
+        self._zygote_env, self._cannot_run = base, cannot_run
+        self._program: asyncio.Future[program.Program] | None = None
+        self._translating: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: asyncio.Future[int] | None = None
 
@@ -175,8 +188,13 @@ class Agent:
             await self._reports.start()
         except OSError as error:
             log(f"Programs cannot report their progress to the agent: {error.strerror or error}.")
+        if self._launcher is not None and not self._cannot_run:
+            self._program = loop.create_future()
+            self._trainers.wait_for(self._program)
         if self._zygote is not None:
             self._zygote.start()
+        elif self._program is not None:
+            self._imported()
         self._feed(ev.StoreOpened(self._store.port))
         self._look_at_memory()
         link = asyncio.ensure_future(self._link.run())
@@ -193,6 +211,45 @@ class Agent:
             self._reports.close()
             if made:
                 shutil.rmtree(made, ignore_errors=True)
+
+    def _imported(self) -> None:
+        """Take in that the zygote forks from now on, or that there is none. A launcher reads its command first."""
+        if self._program is None or self._program.done():
+            self._later(ev.Preloaded())
+        elif self._translating is None:
+            self._translating = asyncio.get_running_loop().create_task(self._translate(self._program))
+
+    async def _translate(self, translated: asyncio.Future[program.Program]) -> None:
+        """Have the launcher read its command, and let the processes start. The zygote may have to import anew before."""
+        assert self._launcher is not None
+        try:
+            found = await self._read_by_launcher()
+        except LaunchError as error:
+            log(str(error))
+            self._feed(ev.Refused(str(error)))
+            translated.set_exception(error)
+            translated.exception()  # nobody may ever ask for it
+            return
+        for line in self._launcher.ignored():
+            log(line)
+        anew = read_at_import(found.environ_of({}), self._zygote_env)
+        translated.set_result(found)
+        if self._zygote is not None and self._zygote.usable and anew:
+            self._zygote.renew(anew)
+        else:
+            self._later(ev.Preloaded())
+
+    async def _read_by_launcher(self) -> program.Program:
+        launcher, environ = self._launcher, parser_env(self._zygote_env)
+        assert launcher is not None
+        if launcher.launcher not in program.HAS_OWN_PARSER:
+            return program.program_of_table(launcher)
+        answer = await translator.answer_of(launcher, self._python, environ, self._trainers.fork, self._trainers.adopt)
+        found = program.program_of(launcher, self._python, answer)
+        wrong = program.contradiction(launcher.launcher, answer, self._environ)
+        if wrong:
+            raise LaunchError(wrong)
+        return found
 
     def _link_ended(self, task: asyncio.Task[None]) -> None:
         error = task.exception() if not task.cancelled() else None
@@ -373,6 +430,22 @@ def leave(code: int) -> NoReturn:
     STDOUT.flush()
     OUTPUT.flush()
     os._exit(code)
+
+
+def _launcher(command: Sequence[str], environ: Mapping[str, str]) -> tuple[LauncherCommand | None, str]:
+    """Return the launcher that the command begins with, and a sentence if the table of its options refuses the command."""
+    try:
+        return launchers.read(command, environ), ""
+    except launchers.LauncherError as error:
+        return None, str(error)
+
+
+def _needs_mpi(launcher: LauncherCommand, python: PythonCommand, environ: Mapping[str, str]) -> str:
+    try:
+        source = "" if python.script is None else python.script.read_text(errors="replace")
+    except OSError:
+        return ""
+    return program.needs_mpi(launcher.launcher, source, environ) or ""
 
 
 def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettings:

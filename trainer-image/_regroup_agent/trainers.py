@@ -16,17 +16,19 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from regroup.protocol.env import GROUP_PLACE
 
 from .last_words import KEPT_BYTES, LastWords, last_words
-from .launch.command import SHELLS
+from .launch.command import SHELLS, LaunchError, python_command
 from .launch.environment import hooked_env
+from .launch.program import Program
 from .lines import Lines
 from .orphans import children, descendants, left_behind
 from .posix import die_with_parent
 from .progress_lines import ProgressPattern, ProgressReader
-from .zygote import Zygote
+from .zygote import Zygote, run_of
 
 _F_GETPIPE_SZ = 1032
 """Value of fcntl.F_GETPIPE_SZ, for which Python 3.9 has no name."""
@@ -94,6 +96,15 @@ class Trainers:
         """Exit status by pid of processes reaped meanwhile, since one may be such a fork. Cleared afterwards: pids are reused."""
         self._popens: dict[int, subprocess.Popen[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._program: asyncio.Future[Program] | None = None
+
+    def wait_for(self, program: asyncio.Future[Program]) -> None:
+        """Start no process before `program` is known, which replaces the command. If it raises LaunchError, none is started."""
+        self._program = program
+
+    def adopt(self, popen: subprocess.Popen[bytes]) -> None:
+        """Take a process that the agent has started beside the trainers, so that `reap` tells its Popen of its end."""
+        self._popens[popen.pid] = popen
 
     def start(self, local_rank: int, incarnation: int, env: Mapping[str, str]) -> None:
         """Start a process. The last one with this local rank must be dead."""
@@ -129,7 +140,8 @@ class Trainers:
             _kill_group(trainer.pid, signum)
         else:
             trainer.signals.append(signum)
-            if self._zygote is not None and self._zygote.imports and trainer.spawning is not None:
+            waits = self._program is not None and not self._program.done()
+            if (waits or (self._zygote is not None and self._zygote.imports)) and trainer.spawning is not None:
                 trainer.spawning.cancel()
 
     def pid(self, local_rank: int, incarnation: int) -> int | None:
@@ -201,19 +213,32 @@ class Trainers:
             self._finish(trainer, -trainer.signals[0])
 
     async def _spawn(self, trainer: _Trainer, env: Mapping[str, str], write_fds: Sequence[int]) -> None:
+        command = self._command
         try:
-            status = None
-            pid = await self._fork(env, write_fds)
+            status = run = None
+            if self._program is not None:
+                program = await asyncio.shield(self._program)
+                command, env = program.command_of(trainer.local_rank), program.environ_of(env)
+                python = python_command(command)
+                run = None if python is None else run_of(python)
+            pid = None
+            if self._program is None or run is not None:
+                pid = await self.fork(env, write_fds, run)
             if pid is None:
-                pid = self._exec(env, write_fds)
+                pid = self._exec(command, env, write_fds)
             else:
                 status = self._unclaimed.pop(pid, None)
             if not self._num_asked:
                 self._unclaimed.clear()
+        except LaunchError as error:
+            _close(write_fds)
+            trainer.tail = str(error).encode()
+            self._finish(trainer, 2)
+            return
         except OSError as error:
             _close(write_fds)
             code = 126 if isinstance(error, PermissionError) else 127
-            line = f"{self._command[0]}: cannot be started: {error.strerror or error}"
+            line = f"{command[0]}: cannot be started: {error.strerror or error}"
             self._write(2, line.encode() + b"\n")
             trainer.tail = line.encode()
             self._finish(trainer, code)
@@ -228,19 +253,21 @@ class Trainers:
         for signum in trainer.signals:
             _kill_group(pid, signum)
 
-    async def _fork(self, env: Mapping[str, str], write_fds: Sequence[int]) -> int | None:
+    async def fork(
+        self, env: Mapping[str, str], write_fds: Sequence[int], run: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Have the zygote fork a process and return its pid. None if there is no zygote, or if the process must be exec'd."""
         if self._zygote is None:
             return None
         self._num_asked += 1
         try:
-            return await self._zygote.spawn(env, write_fds)
+            return await self._zygote.spawn(env, write_fds, run)
         finally:
             self._num_asked -= 1
 
-    def _exec(self, env: Mapping[str, str], write_fds: Sequence[int]) -> int:
+    def _exec(self, command: Sequence[str], env: Mapping[str, str], write_fds: Sequence[int]) -> int:
         popen = subprocess.Popen(
-            self._command,
+            list(command),
             stdin=subprocess.DEVNULL,
             stdout=write_fds[1] if len(write_fds) > 1 else None,
             stderr=write_fds[0],

@@ -55,6 +55,8 @@ class Zygote:
         self._next_id = 0
         self._deaths = 0
         self._usable = True
+        self._renews = False
+        """The agent has killed the zygote to have another one (`renew`)."""
         self.import_s: float | None = None
         """Duration of the preload's import in seconds; None: it is not over."""
 
@@ -62,6 +64,11 @@ class Zygote:
     def pid(self) -> int | None:
         """The zygote's process id, by which `Trainers.reap` knows it."""
         return self._process.pid if self._process else None
+
+    @property
+    def usable(self) -> bool:
+        """False once it has been given up, and processes are exec'd."""
+        return self._usable
 
     @property
     def imports(self) -> bool:
@@ -74,10 +81,7 @@ class Zygote:
     def start(self) -> None:
         """Start the zygote. Returns at once, while the import goes on in it."""
         setup = {
-            "command": list(self._python.argv),
-            "file": self._python.file,
-            "module": self._python.module,
-            "args": list(self._python.args),
+            **run_of(self._python),
             "environ": dict(self._python.environ),
             "preload": self._preload,
             "hook": source_of("group_hook.py"),
@@ -110,10 +114,13 @@ class Zygote:
         self._cancel_overdue()
         self._overdue = asyncio.get_running_loop().call_later(MAX_IMPORT_S, self._hangs, self._process)
 
-    async def spawn(self, env: Mapping[str, str], fds: Sequence[int]) -> int | None:
+    async def spawn(
+        self, env: Mapping[str, str], fds: Sequence[int], run: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Fork a trainer process and return its pid; None: the caller must exec it. Waits until the import is over.
 
-        `fds` become its stderr and, if there is a second one, its stdout.
+        `fds` become its stderr and, if there is a second one, its stdout. `run` replaces parts of what the fork runs (`run_of`), or
+        is a text of the agent's: {"code": text, "args": [...]}.
         """
         while self._usable:
             if self._process is None:
@@ -127,7 +134,11 @@ class Zygote:
             self._waiting[request_id] = answer
             overdue = asyncio.get_running_loop().call_later(MAX_FORK_S, self._is_silent, self._process)
             try:
-                socket.send_fds(self._channel, [json.dumps({"id": request_id, "env": dict(env)}).encode()], list(fds))
+                socket.send_fds(
+                    self._channel,
+                    [json.dumps({"id": request_id, "env": dict(env), "run": dict(run or {})}).encode()],
+                    list(fds),
+                )
                 pid = await answer
             except (OSError, _DiedError) as error:
                 if isinstance(error, OSError):
@@ -142,6 +153,13 @@ class Zygote:
             return pid
         return None
 
+    def renew(self, environ: Mapping[str, str]) -> None:
+        """Have the zygote import again under an environment with these variables, which libraries read as they are loaded."""
+        self._environ.update(environ)
+        if self._usable and self._process is not None:
+            self._renews = True
+            self._ended()
+
     def died(self) -> None:
         """Take in that the zygote was reaped, and start another one, or give up after MAX_DEATHS."""
         if self._process is not None:
@@ -155,11 +173,13 @@ class Zygote:
                 answer.set_exception(_DiedError())
         if not self._usable:
             return
-        self._deaths += 1
+        self._deaths += not self._renews
         if self._deaths >= MAX_DEATHS:
             self._give_up(f"it died {self._deaths} times")
             return
-        self._log("The zygote died; it is started again.")
+        if not self._renews:
+            self._log("The zygote died; it is started again.")
+        self._renews = False
         before = self._ready
         self.start()
         if before is not None and not before.done():
@@ -236,6 +256,16 @@ class Zygote:
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(False)
         self._on_imported()
+
+
+def run_of(python: PythonCommand) -> dict[str, Any]:
+    """Return the part of a zygote's setup that says what its forks run."""
+    return {
+        "command": list(python.argv),
+        "file": python.file,
+        "module": python.module,
+        "args": list(python.args),
+    }
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -83,7 +83,9 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
             channel.send(json.dumps({"id": request["id"], "pid": os.getpid()}).encode())
             channel.close()
             _die_with_parent(agent_pid, libc)
-            _call_it(f"trainer-{request['env'].get('LOCAL_RANK', '')}", libc)
+            _call_it(
+                "launcher" if "code" in request["run"] else f"trainer-{request['env'].get('LOCAL_RANK', '')}", libc
+            )
             return request
         for fd in fds:
             os.close(fd)
@@ -97,7 +99,9 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
     os.environ.clear()
     os.environ.update(request["env"])
     os.environ.update(setup["environ"])
-    _hook["say"]("watched")
+    if setup["code"] is None:
+        _set_path(setup)
+        _hook["say"]("watched")
     for signum in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,7 +114,7 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
         sys.modules["__mp_main__"] = main
     _draw_anew()
     _forget()
-    sys.argv[:] = [setup["file"] or "-m", *setup["args"]]
+    sys.argv[:] = [("-c" if setup["code"] else setup["file"]) or "-m", *setup["args"]]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = setup["command"]
     return main
@@ -177,7 +181,10 @@ def _forget() -> None:
 
 
 def _run(main: types.ModuleType, setup: dict[str, Any]) -> None:
-    """Run the user's code to its end. Raises any exception of it."""
+    """Run the user's code to its end, or a text of the agent's (`code`). Raises any exception of it."""
+    if setup["code"]:
+        exec(compile(setup["code"], "<agent>", "exec", dont_inherit=True), main.__dict__)
+        return
     if setup["module"]:
         import runpy
 
@@ -203,6 +210,11 @@ def _trimmed(error: BaseException) -> "types.TracebackType | None":
     return trace
 
 
+def _set_path(setup: dict[str, Any]) -> None:
+    """Set the first entry of the path as `python FILE` and `python -m` do. Each fork repeats it for its own file."""
+    sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
+
+
 def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     channel = socket.socket(fileno=int(sys.argv[1]))
     setup = json.loads(sys.argv[2])
@@ -210,8 +222,7 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _call_it("zygote", libc)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # As `python FILE` and `python -m` set it, so that a preload module is found where the script would find it.
-    sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
+    _set_path(setup)  # a preload module is found where the script would find it
     exec(setup["hook"], _hook)
     _hook["install"]()
     for name, value in setup["settings"].items():  # for the imports only; in a fork the script sets them itself
@@ -236,6 +247,7 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     _fork_warning = warnings.filters[0]
     channel.send(json.dumps({"ready": round(time.monotonic() - began, 3)}).encode())
     request = _serve(channel, libc)
+    setup = {"code": None, **setup, **request["run"]}
     return _become(request, setup), setup
 
 

@@ -21,8 +21,9 @@ from regroup.protocol.progress_log import PatternError, compile_pattern
 from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
+from regroup_operator.api.launcher import contradictions, launcher_of, processes_of, trainer_of, with_range
 from regroup_operator.api.members import parse_members
-from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
+from regroup_operator.api.names import MAX_JOB_NAME
 from regroup_operator.api.spec import MANAGER, JobSpec, largest_size, size_bytes
 from regroup_operator.api.status import JobStatus
 
@@ -33,8 +34,6 @@ _GPU_RESOURCE = re.compile(
 )
 """Resource names that the vendors' device plugins give to whole devices, or to slices of them, that torch can use."""
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SHELL_LAUNCHER = re.compile(r"(?:^|[\s;&|(/])(torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec)\s")
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 
 
 @dataclass(frozen=True)
@@ -157,15 +156,19 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     for problem in (*_template_problems(spec_raw, spec), *_progress_problems(spec)):
         raise SpecError(problem)
     job = _job_of(raw, spec)
-    processes_per_worker(job)
+    processes = processes_per_worker(job)
+    launcher = launcher_of(spec_raw)
+    for problem in contradictions(launcher, spec, processes) if launcher is not None else ():
+        raise SpecError(problem)
     return job
 
 
 def _spec_of(spec_raw: Any) -> JobSpec:
     try:
-        return JobSpec.model_validate(spec_raw)
+        spec = JobSpec.model_validate(spec_raw)
     except ValidationError as error:
         raise SpecError(_sentence(error, "spec")) from None
+    return with_range(spec, launcher_of(spec_raw))
 
 
 def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
@@ -221,7 +224,9 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus:
 
 
 def processes_per_worker(job: Job) -> int:
-    """Return p: spec.processesPerWorker, else the trainer container's limit of GPUs, else 1. Raises SpecError.
+    """Return p: spec.processesPerWorker, else the launcher's number in the command, else the container's limit of GPUs, else 1.
+
+    Raises SpecError if the number cannot be known.
 
     A job that has trained keeps its number of processes. Its template may have changed since: the API server lets one kind of
     GPU take the place of another (adr/0069). No pod is made for a refused job, so its number is 1 if the limits do not say.
@@ -231,30 +236,36 @@ def processes_per_worker(job: Job) -> int:
     membership = job.status.membership
     if membership is not None:
         return membership.world_size // len(parse_members(membership.members))
-    containers = job.raw["spec"]["template"]["spec"]["containers"]
+    trainer = trainer_of(job.raw["spec"]["template"]["spec"]["containers"])
     try:
-        return _limit_of_gpus(next(c for c in containers if c["name"] == TRAINER_CONTAINER))
+        launcher = launcher_of(job.raw["spec"])
+        if launcher is not None and isinstance(launcher.counts.processes, int):
+            return launcher.counts.processes
+        gpus = _limit_of_gpus(trainer)
+        found = None if launcher is None else processes_of(launcher, job.spec, gpus)
+        return found or gpus or 1
     except SpecError:
         if job.refusal is None:
             raise
         return 1
 
 
-def _limit_of_gpus(trainer: Mapping[str, Any]) -> int:
+def _limit_of_gpus(trainer: Mapping[str, Any]) -> int | None:
+    """Return the container's limit of GPUs; None: it has none."""
     gpus = {name: limit for name, limit in _limits(trainer).items() if _GPU_RESOURCE.fullmatch(name)}
     if len(gpus) > 1:
         raise SpecError(
-            f"container trainer has limits of several kinds of GPUs ({', '.join(sorted(gpus))}), so the number of its processes is "
-            "not known. Set spec.processesPerWorker."
+            f"container {trainer['name']} has limits of several kinds of GPUs ({', '.join(sorted(gpus))}), so the number of its "
+            "processes is not known. Set spec.processesPerWorker."
         )
     for name, limit in gpus.items():
         if not str(limit).isdigit():
             raise SpecError(
-                f"the {name} limit of container trainer ({limit}) is not a whole number. "
+                f"the {name} limit of container {trainer['name']} ({limit}) is not a whole number. "
                 "Write a whole number, or set spec.processesPerWorker."
             )
         return max(1, int(limit))
-    return 1
+    return None
 
 
 def template_digest(raw: Mapping[str, Any]) -> str:
@@ -332,23 +343,13 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                         f"{where}.spec.{kind} mounts {mount.get('mountPath')}, but /regroup and "
                         "/var/run/secrets/regroup are reserved. Choose another mountPath."
                     )
-    trainer = next(c for c in pod["containers"] if c["name"] == TRAINER_CONTAINER)
-    command = [str(word) for word in trainer["command"]]
-    if command[0].rsplit("/", 1)[-1] in _SHELLS:
-        found = next(
-            filter(None, (_SHELL_LAUNCHER.search(word) for word in [*command, *(trainer.get("args") or [])])), None
-        )
-        if found:
-            yield (
-                f"command of container trainer starts {found[1]} from a shell, but Regroup starts the processes "
-                "itself. Give the script's own command, for example [python, train.py], and set "
-                "spec.processesPerWorker."
-            )
+    trainer = trainer_of(pod["containers"])
+    name = trainer["name"]
     snapshot = spec.memory_snapshot
     limit = str(_limits(trainer).get("memory", ""))
     if snapshot is not None and _is_less(limit, snapshot.size_bytes):
         yield (
-            f"spec.memorySnapshot.sizeLimit ({snapshot.size_limit}) does not fit into the memory limit of container trainer "
+            f"spec.memorySnapshot.sizeLimit ({snapshot.size_limit}) does not fit into the memory limit of container {name} "
             f"({limit}), against which it counts. Raise the limit, or lower sizeLimit."
         )
     path = spec.checkpoint.path if spec.checkpoint else None
@@ -356,7 +357,7 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
         mounts = [str(mount.get("mountPath", "")) for mount in _mappings(trainer.get("volumeMounts"))]
         if not any(mount and _inside(path, mount) for mount in mounts):
             yield (
-                f"spec.checkpoint.path ({path}) is not on a volume that container trainer mounts, so it would be lost "
+                f"spec.checkpoint.path ({path}) is not on a volume that container {name} mounts, so it would be lost "
                 "with the pod. Mount a volume there, or use spec.checkpoint.volumeClaim."
             )
     resumed = spec.checkpoint.resume_path if spec.checkpoint else None
@@ -364,7 +365,7 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
         mounts = [str(mount.get("mountPath", "")) for mount in _mappings(trainer.get("volumeMounts"))]
         if not any(mount and _inside(resumed, mount) for mount in [*mounts, spec.checkpoint.directory]):
             yield (
-                f"spec.checkpoint.resumeFrom ({resumed}) is not on a volume that container trainer mounts. Mount the volume of "
+                f"spec.checkpoint.resumeFrom ({resumed}) is not on a volume that container {name} mounts. Mount the volume of "
                 "that checkpoint there."
             )
 

@@ -17,9 +17,13 @@ LABEL_LEADER = "regroup.dev/leader"
 """Label of the operator's own pods: "true" on the leader; the membership Service selects it."""
 ANNOTATION_SPEC_DIGEST = "regroup.dev/spec-digest"
 """Annotation of a worker's pod: `api.job.worker_digest` of the job that it was made from."""
+ANNOTATION_TRAINER = "regroup.dev/trainer-container"
+"""Annotation of a worker's pod: the name of the trainer's container, if it is not `trainer`. A webhook may have added further
+containers to the pod."""
 
 ROLE_WORKER = "worker"
 TRAINER_CONTAINER = "trainer"
+"""Name of the trainer's container, unless the template has only one container."""
 
 MAX_JOB_NAME = 45
 """Leaves room in a 63 character label for `-worker-<slot>-<n>`."""

@@ -243,7 +243,7 @@ class MemorySnapshotPolicy(SpecModel):
     size_limit: str = Field(max_length=32)
     """Memory that the snapshot may take in each worker, for example 20Gi. It must hold the state (parameters,
     optimizer, further objects) twice; where a model is split, twice what the worker's processes hold of it. It counts against
-    the memory limit of the container trainer."""
+    the memory limit of the trainer's container."""
 
     every_seconds: int = Field(default=10, ge=1, le=604800)
     """Seconds between the starts of two snapshots. They are further apart if training would wait for copies for more than a
@@ -547,8 +547,8 @@ class JobSpec(SpecModel):
     all replicas. It cannot be added or removed once the job has started."""
 
     processes_per_worker: int | None = Field(default=None, ge=1, le=256)
-    """Training processes in each worker. Absent: the limit of GPUs of the container trainer, else 1. GPUs
-    are nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*, amd.com/gpu, gpu.intel.com/i915 or xe, and habana.ai/gaudi.
+    """Training processes in each worker. Absent: what a launcher in the command says, else the container's limit of GPUs, else 1.
+    GPUs are nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*, amd.com/gpu, gpu.intel.com/i915 or xe, and habana.ai/gaudi.
     Immutable once the job has started."""
 
     workers_per_group: int = Field(default=1, ge=1, le=MAX_REPLICAS)

@@ -19,9 +19,6 @@ RESERVED_ENV = frozenset(
 RESERVED_ENV_PREFIXES = ("TORCHELASTIC_", "REGROUP_")
 ALLOWED_ENV = frozenset({"REGROUP_PRELOAD", "REGROUP_NCCL_ENDING"})
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
-LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-
 
 def is_reserved_env(name: str) -> bool:
     """Return whether Regroup sets the environment variable `name` itself."""
@@ -61,23 +58,7 @@ class EnvVar(OpenModel):
 
 
 class Container(OpenModel):
-    """A container as Kubernetes defines it; the one named `trainer` runs the training script."""
-
-    model_config = with_rules(
-        cel(
-            f"self.name != '{TRAINER_CONTAINER}' || (has(self.command) && size(self.command) > 0)",
-            "container trainer has no command, and Regroup has to know it to start processes. "
-            "Write it out, for example command: [python, train.py].",
-        ),
-        cel(
-            f"self.name != '{TRAINER_CONTAINER}' || !has(self.command) || size(self.command) == 0 || "
-            f"!({_cel_list(LAUNCHERS)}.exists(l, self.command[0] == l || self.command[0].endsWith('/' + l)) || "
-            f"self.command.exists(a, a in {_cel_list(LAUNCHER_MODULES)}) || "
-            f"(has(self.args) && self.args.exists(a, a in {_cel_list(LAUNCHER_MODULES)})))",
-            "command of container trainer starts a launcher, but Regroup starts the processes itself. "
-            "Give the script's own command, for example [python, train.py], and set spec.processesPerWorker.",
-        ),
-    )
+    """A container as Kubernetes defines it; the one named `trainer`, or the only one, runs the training script."""
 
     name: str = Field(max_length=63)
     """Name of the container, unique in the pod."""
@@ -86,12 +67,13 @@ class Container(OpenModel):
     """Image with Python 3.9 or newer and the script. Regroup copies its agent, which starts the script, into each pod."""
 
     resources: dict[str, Any] | None = None
-    """Requests and limits, as in pod.spec.containers.resources. The limit of GPUs of the container `trainer` is the
+    """Requests and limits, as in pod.spec.containers.resources. The trainer's limit of GPUs is the
     default of processesPerWorker. Set a memory limit: without one, a process that leaks can use up its node's memory."""
 
     command: list[str] | None = Field(default=None, max_length=256)
-    """Required for the container `trainer`: the command of ONE training process, for example [python, train.py]. Regroup
-    starts it processesPerWorker times in each worker. torchrun, accelerate, deepspeed and mpirun are refused."""
+    """Required for the trainer: the command of ONE training process, for example [python, train.py], which Regroup starts
+    processesPerWorker times in each worker. Or a launcher's command as it is, for example [torchrun, --nproc-per-node, '2',
+    train.py]: Regroup translates torchrun, accelerate launch, deepspeed, horovodrun and mpirun."""
 
     args: list[str] | None = Field(default=None, max_length=1024)
     """Arguments that are appended to command."""
@@ -104,24 +86,12 @@ class Container(OpenModel):
     volume_mounts: list[dict[str, Any]] | None = Field(default=None, alias="volumeMounts")
     """Volumes to mount. Paths under /regroup and /var/run/secrets/regroup are reserved."""
 
-    @model_validator(mode="after")
-    def _trainer_command(self) -> Container:
-        if self.name != TRAINER_CONTAINER:
-            return self
-        if not self.command:
-            raise ValueError(
-                "container trainer has no command, and Regroup has to know it to start processes. "
-                "Write it out, for example command: [python, train.py]."
-            )
-        words = [*self.command, *(self.args or [])]
-        if self.command[0].rsplit("/", 1)[-1] in LAUNCHERS or any(word in LAUNCHER_MODULES for word in words):
-            raise ValueError(
-                "command of container trainer starts a launcher, but Regroup starts the processes itself. "
-                "Give the script's own command, for example [python, train.py], and set spec.processesPerWorker."
-            )
-        return self
 
-
+_NO_COMMAND = (
+    "has no command, and Regroup has to know it to start processes. "
+    "Write it out, for example command: [python, train.py]."
+)
+_IS_TRAINER = f"(size(self.containers) == 1 || c.name == '{TRAINER_CONTAINER}')"
 _POD_DEADLINE = (
     "spec.template.spec.activeDeadlineSeconds must be absent, because it would end each worker's pod again and again. "
     "Set spec.runPolicy.activeDeadlineSeconds, which ends the job."
@@ -133,11 +103,16 @@ class PodSpec(OpenModel):
 
     model_config = with_rules(
         cel(
-            f"self.containers.exists(c, c.name == '{TRAINER_CONTAINER}')",
-            "spec.template.spec.containers has no container named trainer. "
+            f"self.containers.exists(c, {_IS_TRAINER})",
+            "spec.template.spec.containers has several containers and none named trainer. "
             "Name the container that runs the training script trainer.",
-            "'spec.template.spec.containers (%s) has no container named trainer. "
+            "'spec.template.spec.containers (%s) has several containers and none named trainer. "
             "Name the container that runs the training script trainer.'.format([self.containers.map(c, c.name)])",
+        ),
+        cel(
+            f"self.containers.all(c, !{_IS_TRAINER} || (has(c.command) && size(c.command) > 0))",
+            f"The trainer's container {_NO_COMMAND}",
+            f"'container ' + self.containers.filter(c, {_IS_TRAINER})[0].name + ' {_NO_COMMAND}'",
         ),
         cel(
             "!has(self.restartPolicy) || self.restartPolicy == 'OnFailure'",
@@ -154,7 +129,8 @@ class PodSpec(OpenModel):
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    """Must include the container `trainer`, which runs the script. Other containers run beside it in every worker."""
+    """The container that runs the script. If there are several, that one is named `trainer`, and the others run beside it in
+    every worker."""
 
     restart_policy: str | None = Field(default=None, alias="restartPolicy", max_length=64)
     """OnFailure or absent: a container that failed is restarted in its pod."""
@@ -180,11 +156,14 @@ class PodSpec(OpenModel):
     @model_validator(mode="after")
     def _has_trainer(self) -> PodSpec:
         names = [container.name for container in self.containers]
-        if TRAINER_CONTAINER not in names:
+        if len(names) > 1 and TRAINER_CONTAINER not in names:
             raise ValueError(
-                f"spec.template.spec.containers ({json.dumps(names)}) has no container named trainer. "
+                f"spec.template.spec.containers ({json.dumps(names)}) has several containers and none named trainer. "
                 "Name the container that runs the training script trainer."
             )
+        for container in self.containers:
+            if (len(names) == 1 or container.name == TRAINER_CONTAINER) and not container.command:
+                raise ValueError(f"container {container.name} {_NO_COMMAND}")
         if self.restart_policy not in (None, "OnFailure"):
             raise ValueError(
                 f"spec.template.spec.restartPolicy ({self.restart_policy}) must be OnFailure, because workers "

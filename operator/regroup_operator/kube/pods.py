@@ -17,6 +17,7 @@ from regroup.protocol.text import shorten
 from regroup_operator.api import GROUP, KIND
 from regroup_operator.api.names import (
     ANNOTATION_SPEC_DIGEST,
+    ANNOTATION_TRAINER,
     LABEL_JOB_NAME,
     TRAINER_CONTAINER,
     parse_role_pod_name,
@@ -138,7 +139,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
     _, role, slot, attempt = place
     status = item.get("status") or {}
     containers = status.get("containerStatuses") or []
-    trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+    trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == _trainer_name(metadata)), {})
     if role:
         first = [] if any(map(_has_begun, containers)) else status.get("initContainerStatuses") or []
         trainer = min([*(c for c in first if _stands(c) == 0), *containers], key=_stands, default={})
@@ -195,8 +196,12 @@ def _place_of(name: str) -> tuple[str, str, int, int] | None:
 
 def _memory_limit(item: Mapping[str, Any]) -> str:
     containers = (item.get("spec") or {}).get("containers") or []
-    trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+    trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == _trainer_name(item["metadata"])), {})
     return str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def _trainer_name(metadata: Mapping[str, Any]) -> str:
+    return str((metadata.get("annotations") or {}).get(ANNOTATION_TRAINER, TRAINER_CONTAINER))
 
 
 def _has_begun(container: Mapping[str, Any]) -> bool:

@@ -13,8 +13,10 @@ from typing import Any
 
 from regroup.protocol import env
 from regroup_operator.api import Job, processes_per_worker, worker_digest
+from regroup_operator.api.launcher import trainer_of
 from regroup_operator.api.names import (
     ANNOTATION_SPEC_DIGEST,
+    ANNOTATION_TRAINER,
     LABEL_ATTEMPT,
     LABEL_SLOT,
     TRAINER_CONTAINER,
@@ -72,10 +74,13 @@ def worker_pod(
         "spec": template["spec"],
     }
     pod["metadata"]["labels"] = {**app_labels(job), **(user_metadata.get("labels") or {}), **labels}
+    trainer = _trainer(template["spec"])
+    named = {} if trainer["name"] == TRAINER_CONTAINER else {ANNOTATION_TRAINER: trainer["name"]}
     pod["metadata"]["annotations"] = {
-        "kubectl.kubernetes.io/default-container": TRAINER_CONTAINER,
+        "kubectl.kubernetes.io/default-container": trainer["name"],
         **(user_metadata.get("annotations") or {}),
         ANNOTATION_SPEC_DIGEST: worker_digest(job),
+        **named,
     }
     spec: dict[str, Any] = pod["spec"]
     spec["restartPolicy"] = "OnFailure"
@@ -86,7 +91,6 @@ def worker_pod(
     resolve_names(spec)
     _add_agent(spec, settings)
     _add_volumes(spec, job)
-    trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)
     _wrap_trainer(trainer, job, slot, settings)
     if avoid_nodes:
         # Without our spread: the node to avoid is often the empty one, and both preferences weigh the same.
@@ -102,6 +106,13 @@ def dry_run_pod(job: Job, *, settings: RenderSettings) -> dict[str, Any]:
     del pod["metadata"]["name"]
     pod["metadata"]["generateName"] = f"{job.name}-dry-run-"
     return pod
+
+
+def _trainer(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trainer's container of a pod's spec, for the caller to change."""
+    containers: list[dict[str, Any]] = spec["containers"]
+    found = trainer_of(containers)
+    return next(container for container in containers if container is found)
 
 
 def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
@@ -135,7 +146,7 @@ def _agent_resources(spec: Mapping[str, Any]) -> dict[str, Any]:
     # It ends before the trainer begins, and init containers count by their maximum: the pod asks for no more by that.
     # Numbers of our own would be refused by a LimitRange (min, maxLimitRequestRatio) that admits the user's, and would
     # change the QoS class. What the trainer does not say, the namespace's defaults fill in for both alike.
-    trainer = next(c for c in spec["containers"] if c["name"] == TRAINER_CONTAINER)
+    trainer = _trainer(spec)
     given = trainer.get("resources") or {}
     copied = {
         kind: {name: amount for name, amount in (given.get(kind) or {}).items() if name in ("cpu", "memory")}
@@ -168,7 +179,7 @@ def _add_volumes(spec: dict[str, Any], job: Job) -> None:
         {"name": "regroup-state", "emptyDir": {}},
         {"name": "regroup-identity", "projected": identity},
     ]
-    trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)
+    trainer = _trainer(spec)
     mounts = [
         {"name": "regroup-bin", "mountPath": AGENT_DIR, "readOnly": True},
         {"name": "regroup-state", "mountPath": STATE_DIR},

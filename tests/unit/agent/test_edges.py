@@ -174,9 +174,9 @@ def test_other_options_of_a_shell_are_left_to_the_shell(command: list[str]) -> N
     ("command", "word"),
     [
         ([], "No command"),
-        (["/opt/bin/torchrun", "train.py"], "torchrun"),
-        (["python", "-m", "torch.distributed.run", "train.py"], "torchrun"),
-        (["deepspeed", "train.py"], "deepspeed"),
+        (["sh", "-c", "exec torchrun --nproc-per-node 2 train.py"], r"\[torchrun, --nproc-per-node, '2', train.py\]"),
+        (["bash", "-lc", "cd /x && python -m torch.distributed.run train.py"], "from a shell"),
+        (["numactl", "--cpunodebind=0", "torchrun", "train.py"], "from numactl"),
     ],
 )
 def test_command_that_cannot_work_is_refused(command: list[str], word: str) -> None:

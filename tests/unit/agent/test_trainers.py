@@ -34,7 +34,7 @@ class Fork:
     def __init__(self) -> None:
         self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def spawn(self, _env: Any, _stderr_fd: int) -> int:
+    async def spawn(self, _env: Any, _fds: Any, _run: Any = None) -> int:
         return await self.answer
 
 

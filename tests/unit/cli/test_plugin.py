@@ -269,10 +269,10 @@ def test_failed_job_ends_the_watch_with_a_code_of_its_own(cluster: Path, capsys:
         pytest.param(["resume", "digits"], ["patch", plugin.RESOURCE, "digits", "--type=merge",
                                             '--patch={"spec": {"runPolicy": {"suspend": false}}}'], id="resume"),
         pytest.param(["logs", "digits", "-f"], ["logs", "--selector=regroup.dev/job-name=digits,regroup.dev/role=worker",
-                                               "--container=trainer", "--follow", "--tail=20", "--prefix",
+                                               "--follow", "--tail=20", "--prefix",
                                                "--max-log-requests=50"], id="logs of all"),
         pytest.param(["logs", "digits", "--slot", "1", "--previous"],
-                     ["logs", "b", "--container=trainer", "--previous"], id="log of the newest pod of a slot"),
+                     ["logs", "b", "--previous"], id="log of the newest pod of a slot"),
     ],
 )  # fmt: skip
 def test_what_kubectl_is_told(cluster: Path, argv: list[str], ran: list[str]) -> None:

@@ -109,7 +109,7 @@ def test_pod_that_a_failure_names_stays_for_its_log_although_its_sidecar_runs_on
     world.kill_process(world.uid(1), code=1, last_line="digits-worker-0-0 has closed the connection")
     world.until(lambda: world.phase == "Failed")
     said = world.condition("Failed")["message"]
-    assert "digits-worker-1-0 --container=trainer" in said
+    assert "digits-worker-1-0" in said
     assert "digits-worker-0-0" in said, "in the script's own words"
     assert world.status["failedPod"] == "digits-worker-1-0"
     named = {world.uid(1)} if policy == "None" else set()

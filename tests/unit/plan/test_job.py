@@ -325,9 +325,7 @@ def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reaso
     assert failed["message"].startswith(
         "Worker 0 (pod digits-worker-0-0) ended with exit code 1, 3 times in 19 s at the same"
     )
-    assert failed["message"].endswith(
-        "ValueError: boom\nkubectl logs --namespace=default digits-worker-0-0 --container=trainer"
-    )
+    assert failed["message"].endswith("ValueError: boom\nkubectl logs --namespace=default digits-worker-0-0")
     again = plan(job(got.written), sessions=(), memory=got.memory)
     assert next(c for c in again.written["conditions"] if c["type"] == "Failed") == failed
 
@@ -341,9 +339,7 @@ def test_process_that_can_never_run_fails_the_job_at_once_whatever_the_rules_say
     got = plan(rejecting, sessions=(trains(0, num_exits=1, exits=(ended,)), trains(1)))
     failed = next(c for c in got.written["conditions"] if c["type"] == "Failed")
     assert (got.written["phase"], failed["reason"]) == ("Failed", "CannotRun")
-    assert failed["message"] == (
-        "torch 2.10.1 is too old. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
-    )
+    assert failed["message"] == ("torch 2.10.1 is too old. kubectl logs --namespace=default digits-worker-0-0")
     assert got.written["failedPod"] == "digits-worker-0-0"
 
 

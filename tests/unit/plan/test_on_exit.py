@@ -382,7 +382,7 @@ def test_rule_fails_the_job_in_one_sentence() -> None:
     assert (got.written["phase"], condition(got, "Failed")["reason"]) == ("Failed", "ExitRule")
     assert condition(got, "Failed")["message"] == (
         'Worker 0 (pod digits-worker-0-0) ended with exit code 2: "ValueError: no data"; spec.recovery.onExit[1] '
-        "(Fail, exitCodes In 2) fails the job. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
+        "(Fail, exitCodes In 2) fails the job. kubectl logs --namespace=default digits-worker-0-0"
     )
 
 

@@ -137,10 +137,10 @@ IN_POD = Failure(NOW, "1", 1, namespace="ns", pod="d-worker-1-0")
             id="memory",
         ),
         pytest.param(IN_POD, "Worker 1 (pod d-worker-1-0) ended", id="with its pod"),
-        pytest.param(IN_POD, "kubectl logs --namespace=ns d-worker-1-0 --container=trainer", id="the log of a process"),
+        pytest.param(IN_POD, "kubectl logs --namespace=ns d-worker-1-0", id="the log of a process"),
         pytest.param(
             replace(IN_POD, container=True),
-            "d-worker-1-0 --container=trainer --previous",
+            "d-worker-1-0 --previous",
             id="the log of a container that ended",
         ),
         pytest.param(

@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from regroup.protocol import env
+from regroup.protocol import env, launchers
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun")
-TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b", re.MULTILINE)
 SHELLS = ("sh", "bash", "dash")
@@ -58,17 +56,11 @@ class PythonCommand:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise LaunchError for an empty command, and for a launcher such as torchrun."""
+    """Raise LaunchError for an empty command, and for one that starts a launcher such as torchrun from a shell."""
     if not command:
         raise LaunchError("No command: start the agent as `agent.pyz -- COMMAND ARGUMENT...`.")
-    name = PurePath(command[0]).name
-    is_module = len(command) > 2 and _PYTHON.match(name) is not None and command[1] == "-m"
-    launcher = "torchrun" if is_module and command[2] in TORCHRUN_MODULES else name
-    if launcher in LAUNCHERS:
-        raise LaunchError(
-            f"The command starts with {launcher}, which starts and restarts processes itself. "
-            f"Give the script itself (python train.py ...): Regroup starts processesPerWorker of them."
-        )
+    if (why := launchers.hidden(command)) is not None:
+        raise LaunchError(why)
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | None:

@@ -9,11 +9,28 @@ from regroup.protocol import env, wire
 
 _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME,
                env.ENDS_ON_SIGINT, env.GROUP_POSITION, env.PROGRESS_LOG)  # fmt: skip
+_READ_AT_IMPORT = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON")
 
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:
     """Return the modules that the zygote imports. An empty list means that there is no zygote."""
     return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]
+
+
+def parser_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which a launcher reads its command: that of a trainer process without Regroup's variables."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in env.RESERVED and not name.startswith(env.RESERVED_PREFIXES)
+    }
+
+
+def read_at_import(environ: Mapping[str, str], zygote: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `environ` that libraries read as they are loaded, and that the zygote's environment has not so."""
+    return {
+        name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT) and zygote.get(name) != value
+    }
 
 
 def hooked_env(environ: Mapping[str, str], directory: str) -> dict[str, str]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
 
-from regroup_operator.api.names import TRAINER_CONTAINER
 from regroup_operator.api.status import Restarts
 from regroup_operator.model.plan import Failure, Verdict, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
-KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container={container}{previous}"
+KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod}{container}{previous}"
 """The command that reads a worker's log in a cluster; `regroup run` has another way."""
 
 
@@ -121,7 +120,8 @@ def log_words(failure: Failure, logs: str) -> str:
     """Return how the log of what failed is read. After the failure of a process its container still runs; if the container itself
     failed, its log is that of the previous one."""
     previous = " --previous" if failure.container and not failure.init else ""  # it may wait for its next start
-    container = failure.init or TRAINER_CONTAINER
+    # The pod's annotation names its trainer's container as the one that kubectl shows.
+    container = f" --container={failure.init}" if failure.init else ""
     return logs.format(namespace=failure.namespace, pod=failure.pod, container=container, previous=previous)
 
 
