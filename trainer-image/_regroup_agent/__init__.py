@@ -13,6 +13,7 @@ Does not: decisions about membership, which the operator makes, and anything bey
 | `local_server`, `group_hook` | hear the trainer processes |
 | `trainers`, `zygote`, `zygote_child`, `orphans` | start, signal and reap processes |
 | `statefile`, `store_socket`, `prober`, `memory`, `kernel_view`, `output` | files, sockets, cgroup, /proc, the log |
+| `library`, `library_hook` | bring the library to the trainer processes |
 | `launch/`, `script_settings`, `gpus` | read the command, the script's text and the container's GPUs |
 | `build` | makes the zipapp |
 """

@@ -1,4 +1,7 @@
-"""Makes the zipapp of the agent: `python -m _regroup_agent.build OUT.pyz`. Equal sources give equal bytes."""
+"""Makes the zipapp of the agent: `python -m _regroup_agent.build OUT.pyz`. Equal sources give equal bytes.
+
+The library is in it, too, for the processes that the agent starts (library.py). The agent itself imports `regroup.protocol` only.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def sources() -> dict[str, Path]:
     """Return the files of the zipapp by their names in it."""
-    files = [_ROOT / "regroup" / "__init__.py"]
-    files += sorted((_ROOT / "regroup" / "protocol").rglob("*.py"))
+    files = sorted((_ROOT / "regroup").rglob("*.py"))
     files += sorted(path for path in (_ROOT / "_regroup_agent").rglob("*.py") if path.name != "build.py")
     return {str(path.relative_to(_ROOT)): path for path in files}
 

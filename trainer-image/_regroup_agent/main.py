@@ -29,7 +29,8 @@ from .group_hook_files import write_group_hook
 from .last_words import LastWords
 from .launch import program, translator
 from .launch.command import LaunchError, PythonCommand, check_command, python_command, uses_library
-from .launch.environment import parser_env, preload_modules, read_at_import, trainer_env
+from .launch.environment import hooked_env, parser_env, preload_modules, read_at_import, trainer_env
+from .library import bring_library
 from .link import Endpoint, Link
 from .local_server import LocalServer
 from .memory import LOOK_EVERY_S, MemoryCgroup
@@ -61,7 +62,10 @@ class Agent:
     """One agent: its core and the I/O around it, on one event loop."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._command, self._environ = list(command), dict(environ)
+        self._command = list(command)
+        # Trainers, their children and the zygote take PYTHONPATH from here.
+        library = bring_library(environ[env.STATE_DIR], log)
+        self._environ = environ = hooked_env(environ, library)
         self._processes = _positive(environ, env.PROCESSES)
         self._state = StateFile(environ[env.STATE_DIR])
         saved, lost = self._state.load()
@@ -90,6 +94,8 @@ class Agent:
         if python is not None and self._launcher is not None:
             python = replace(python, environ={**self._launcher.environ, **python.environ})
             cannot_run = cannot_run or _needs_mpi(self._launcher, python, environ)
+        if python and "PYTHONPATH" in python.environ:
+            python = replace(python, environ=hooked_env(python.environ, library))
         self._store = StoreSocket(environ[env.POD_IP])
         # The zygote imports under the environment of the image and the template. A fork gets its trainer's own.
         base = trainer_env(

@@ -5,15 +5,27 @@ A generation is handed to living processes; a process that ends is started again
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
-from regroup.protocol import local, wire
+from regroup.protocol import RELEASE, local, wire
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Busy, StatePair
 
 from . import events as ev
 from .aggregate import SESSION, Process
 from .worker import Worker
+
+
+def library_conflict(protocol: int, release: str, path: str) -> str:
+    """Return the sentence with which the agent refuses a library that speaks another protocol; "" if they understand each other."""
+    if protocol == local.VERSION:
+        return ""
+    return (
+        f"The library `regroup` in {path or 'the image'} has release {release} and speaks version {protocol} of the protocol; the "
+        f"agent of this pod has release {RELEASE} and speaks version {local.VERSION}: install regroup-training {RELEASE} in the "
+        "image, or remove the package from it, since the pod brings the library."
+    )
 
 
 class Session:
@@ -74,6 +86,15 @@ class Session:
 
     def _attached(self, process: Process, message: local.Attach, now_s: float) -> None:
         worker = self._worker
+        refusal = library_conflict(message.protocol, message.release, message.path)
+        if refusal:
+            self._cannot_run(process, local.CannotRun(process.local_rank, process.incarnation, refusal))
+            worker.effects.append(ev.Signal(process.local_rank, signal.SIGKILL))
+            return
+        if message.release != RELEASE and process.local_rank == 0:
+            worker.effects.append(
+                ev.Log(f"The script uses regroup {message.release} in {message.path}; the agent is {RELEASE}.")
+            )
         if not worker.session:
             worker.said_adopted = 0  # what was said for a script says nothing of a session
         worker.session, worker.tier = True, SESSION

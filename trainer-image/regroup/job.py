@@ -189,7 +189,9 @@ class Job:
         """None in plain `python`."""
         if path:
             incarnation = int(os.environ.get(env.INCARNATION) or 0)
-            attach = local.Attach(os.getpid(), local_rank, incarnation, rehearses=self._rehearses)
+            attach = local.Attach(
+                os.getpid(), local_rank, incarnation, rehearses=self._rehearses, path=os.path.dirname(__file__)
+            )
             self._watcher = Watcher(path, attach)
             Job._attached = True
         send = self._watcher.send if self._watcher is not None else None

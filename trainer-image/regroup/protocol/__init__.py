@@ -7,6 +7,8 @@ Standard library only, Python 3.9: the package travels inside the agent's zipapp
 `document` a generation; `wire` operator <-> agent; `local` agent <-> trainer process.
 """
 
+RELEASE = "0.1.0"
+"""The release of operator, agent and library: `version` in pyproject.toml."""
 VERSION = 1
 """Version of the protocol between operator and agent that this release's agents send."""
 OLDEST = 1

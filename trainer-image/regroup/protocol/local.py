@@ -9,9 +9,14 @@ a `CannotRun`, and neither reads an answer. The same hook sends its `Stepped` on
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import codec
+from . import RELEASE, codec
 from .document import CheckpointRef, Document
 from .state import StatePair, Times
+
+VERSION = 1
+"""Version of the messages of this module that this release's library and agent speak. The image may have a library of another
+release than the agent's. Within a version, messages gain only fields that may be missing. The agent ends a process that speaks
+another one."""
 
 # --- trainer -> agent ----------------------------------------------------------------------------------------------
 
@@ -22,6 +27,8 @@ class Attach:
 
     `rehearses`: not yet. It runs one step without the others first, in which it compiles, and attaches again after that. The agent
     answers with an `Answer`, or with `FinishLocally` where no step follows.
+
+    `protocol` and `release` are those of the library that the script has imported, and `path` is its directory.
     """
 
     TYPE = "attach"
@@ -29,6 +36,9 @@ class Attach:
     local_rank: int
     incarnation: int
     rehearses: bool = False
+    protocol: int = VERSION
+    release: str = RELEASE
+    path: str = ""
 
 
 @dataclass(frozen=True)
