@@ -13,7 +13,7 @@ from _regroup_agent import ending
 from _regroup_agent import events as ev
 from _regroup_agent.observing import MANY, Watch
 from _regroup_agent.statefile import UNKNOWN, Saved
-from regroup.protocol import local, wire
+from regroup.protocol import RELEASE, local, wire
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Busy, Phase, Seal, StatePair, Times
 from tests.unit.agent.drive import PORT, Drive, committed, document, generation, left
@@ -888,3 +888,36 @@ def test_refusal_that_the_script_has_caught_is_no_reason_of_a_later_exit() -> No
     drive.feed(ev.Exited(0, drive.incarnations[0], -9))
     faults = [e.report.body for e in drive.effects if isinstance(e, ev.Send) and isinstance(e.report.body, wire.Fault)]
     assert [(fault.exit_code, fault.reason) for fault in faults] == [(-9, None)]
+
+
+# --- the library of the image --------------------------------------------------------------------------------------
+
+
+def test_library_of_another_protocol_is_refused_with_a_sentence_and_its_process_ends() -> None:
+    drive = Drive(session=True).feed(ev.Connected()).command(wire.Welcome("Session"))
+    library: dict[str, Any] = {"protocol": local.VERSION + 1, "release": "9.0.0", "path": "/opt/site-packages/regroup"}
+    drive.says(local.Attach(1, 0, drive.incarnations[0], **library))
+    sentence = (
+        f"The library `regroup` in /opt/site-packages/regroup has release 9.0.0 and speaks version {local.VERSION + 1} of the "
+        f"protocol; the agent of this pod has release {RELEASE} and speaks version {local.VERSION}: install regroup-training "
+        f"{RELEASE} in the image, or remove the package from it, since the pod brings the library."
+    )
+    assert [e.text for e in drive.effects if isinstance(e, ev.Log)] == [sentence]
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
+    assert drive.phase == Phase.STARTING
+    num_before = len(drive.all)
+    drive.feed(ev.Exited(0, drive.incarnations[0], -9))
+    (fault,) = [
+        e.report.body for e in drive.effects if isinstance(e, ev.Send) and isinstance(e.report.body, wire.Fault)
+    ]
+    assert (fault.exit_code, fault.reason, fault.detail) == (-9, "CannotRun", sentence)
+    drive.wait(60.0)
+    assert not any(isinstance(e, ev.Start) for e in drive.all[num_before:])
+
+
+def test_library_of_another_release_is_said_and_trains() -> None:
+    drive = Drive(session=True).feed(ev.Connected()).command(wire.Welcome("Session"))
+    drive.says(local.Attach(1, 0, drive.incarnations[0], release="9.0.0", path="/opt/regroup"))
+    said = [e.text for e in drive.effects if isinstance(e, ev.Log)]
+    assert said == [f"The script uses regroup 9.0.0 in /opt/regroup; the agent is {RELEASE}."]
+    assert drive.phase == Phase.READY
