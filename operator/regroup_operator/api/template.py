@@ -57,8 +57,21 @@ class EnvVar(OpenModel):
         return self
 
 
+_NO_COMMAND = (
+    "has no command, and Regroup has to know it to start processes. "
+    "Write it out, for example command: [python, train.py]."
+)
+
+
 class Container(OpenModel):
     """A container as Kubernetes defines it; the one named `trainer`, or the only one, runs the training script."""
+
+    model_config = with_rules(
+        cel(
+            f"self.name != '{TRAINER_CONTAINER}' || (has(self.command) && size(self.command) > 0)",
+            f"container trainer {_NO_COMMAND}",
+        ),
+    )
 
     name: str = Field(max_length=63)
     """Name of the container, unique in the pod."""
@@ -87,11 +100,6 @@ class Container(OpenModel):
     """Volumes to mount. Paths under /regroup and /var/run/secrets/regroup are reserved."""
 
 
-_NO_COMMAND = (
-    "has no command, and Regroup has to know it to start processes. "
-    "Write it out, for example command: [python, train.py]."
-)
-_IS_TRAINER = f"(size(self.containers) == 1 || c.name == '{TRAINER_CONTAINER}')"
 _POD_DEADLINE = (
     "spec.template.spec.activeDeadlineSeconds must be absent, because it would end each worker's pod again and again. "
     "Set spec.runPolicy.activeDeadlineSeconds, which ends the job."
@@ -103,16 +111,17 @@ class PodSpec(OpenModel):
 
     model_config = with_rules(
         cel(
-            f"self.containers.exists(c, {_IS_TRAINER})",
+            f"size(self.containers) == 1 || self.containers.exists(c, c.name == '{TRAINER_CONTAINER}')",
             "spec.template.spec.containers has several containers and none named trainer. "
             "Name the container that runs the training script trainer.",
             "'spec.template.spec.containers (%s) has several containers and none named trainer. "
             "Name the container that runs the training script trainer.'.format([self.containers.map(c, c.name)])",
         ),
         cel(
-            f"self.containers.all(c, !{_IS_TRAINER} || (has(c.command) && size(c.command) > 0))",
-            f"The trainer's container {_NO_COMMAND}",
-            f"'container ' + self.containers.filter(c, {_IS_TRAINER})[0].name + ' {_NO_COMMAND}'",
+            f"size(self.containers) > 1 || self.containers[0].name == '{TRAINER_CONTAINER}' || "
+            "(has(self.containers[0].command) && size(self.containers[0].command) > 0)",
+            f"The only container {_NO_COMMAND}",
+            f"'container ' + self.containers[0].name + ' {_NO_COMMAND}'",
         ),
         cel(
             "!has(self.restartPolicy) || self.restartPolicy == 'OnFailure'",
