@@ -64,7 +64,7 @@ class Agent:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command = list(command)
         # Trainers, their children and the zygote take PYTHONPATH from here.
-        library = bring_library(environ[env.STATE_DIR], log)
+        self._library = library = bring_library(environ[env.STATE_DIR], log)
         self._environ = environ = hooked_env(environ, library)
         self._processes = _positive(environ, env.PROCESSES)
         self._state = StateFile(environ[env.STATE_DIR])
@@ -129,7 +129,8 @@ class Agent:
         )
         self._zygote: Zygote | None = None
         if python and has_zygote:
-            self._zygote = Zygote(python, preload, base, log, self._imported, settings.values)
+            imports = dict(base) if self._launcher is None else program.zygote_env(self._launcher, base)
+            self._zygote = Zygote(python, preload, imports, log, self._imported, settings.values)
         hook = write_group_hook(environ[env.STATE_DIR], log)
         self._saves = SaveWatcher(environ.get(env.CHECKPOINT_DIR) or "", self._saved)
         self._memory = MemoryCgroup()
@@ -238,7 +239,7 @@ class Agent:
             return
         for line in self._launcher.ignored():
             log(line)
-        anew = read_at_import(found.environ_of({}), self._zygote_env)
+        anew = read_at_import(found.environ_of({}), program.zygote_env(self._launcher, self._zygote_env))
         translated.set_result(found)
         if self._zygote is not None and self._zygote.usable and anew:
             self._zygote.renew(anew)
@@ -249,13 +250,15 @@ class Agent:
         launcher, environ = self._launcher, parser_env(self._zygote_env)
         assert launcher is not None
         if launcher.launcher not in program.HAS_OWN_PARSER:
-            return program.program_of_table(launcher)
-        answer = await translator.answer_of(launcher, self._python, environ, self._trainers.fork, self._trainers.adopt)
+            return program.with_library(program.program_of_table(launcher), self._library)
+        answer = await translator.answer_of(
+            launcher, self._python, environ, self._trainers.fork_aside, self._trainers.adopt
+        )
         found = program.program_of(launcher, self._python, answer)
         wrong = program.contradiction(launcher.launcher, answer, self._environ)
         if wrong:
             raise LaunchError(wrong)
-        return found
+        return program.with_library(found, self._library)
 
     def _link_ended(self, task: asyncio.Task[None]) -> None:
         error = task.exception() if not task.cancelled() else None

@@ -265,6 +265,13 @@ class Trainers:
         finally:
             self._num_asked -= 1
 
+    async def fork_aside(self, env: Mapping[str, str], write_fds: Sequence[int], run: Mapping[str, Any]) -> int | None:
+        """Have the zygote fork a process that is no trainer, whose end nobody asks for. None if there is no zygote."""
+        pid = await self.fork(env, write_fds, run)
+        if pid is not None:
+            self._unclaimed.pop(pid, None)
+        return pid
+
     def _exec(self, command: Sequence[str], env: Mapping[str, str], write_fds: Sequence[int]) -> int:
         popen = subprocess.Popen(
             list(command),

@@ -444,3 +444,30 @@ def test_parser_that_does_not_answer_ends_with_a_sentence(python: str, part: str
 
 def test_mark_of_the_answer_is_one() -> None:
     assert f'MARK = "{translator.MARK.decode()}"' in source_of("launch/own_parser.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "want"),
+    [
+        ("accelerate launch t.py", {}, "1"),
+        ("accelerate launch t.py", {"OMP_NUM_THREADS": "4"}, "4"),
+        ("env OMP_NUM_THREADS=3 accelerate launch t.py", {"OMP_NUM_THREADS": "4"}, "3"),
+        ("accelerate launch --num_cpu_threads_per_process 2 t.py", {"OMP_NUM_THREADS": "4"}, "2"),
+        ("torchrun t.py", {}, None),
+    ],
+)
+def test_zygote_imports_with_the_threads_that_the_launcher_will_set(
+    command: str, environ: dict[str, str], want: str | None
+) -> None:
+    found = read(command.split(), environ)
+    assert found is not None
+    assert program.zygote_env(found, environ).get("OMP_NUM_THREADS") == want
+
+
+@pytest.mark.parametrize(
+    ("path", "want"), [("/x", "/lib:/x"), ("/lib:/x", "/lib:/x"), (None, None)], ids=["without", "with", "not set"]
+)
+def test_path_that_a_command_sets_keeps_the_library(path: str | None, want: str | None) -> None:
+    given = program.Program(("python", "t.py"), {} if path is None else {"PYTHONPATH": path})
+    assert program.with_library(given, "/lib").environ.get("PYTHONPATH") == want
+    assert program.with_library(given, "").environ == given.environ, "no library was brought"

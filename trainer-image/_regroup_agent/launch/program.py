@@ -6,10 +6,11 @@ mpirun. Their commands are read by the table in `regroup.protocol.launchers`.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,6 +18,7 @@ from regroup.protocol import env
 from regroup.protocol.launchers import LauncherCommand
 
 from .command import LaunchError
+from .environment import hooked_env
 
 HAS_OWN_PARSER = ("torchrun", "accelerate", "deepspeed")
 _SHEBANG_TRICK = re.compile(rb"""^'''exec' ["']?([^"'\n]+?)["']? "\$0" "\$@"$""", re.MULTILINE)
@@ -85,6 +87,28 @@ def program_of(found: LauncherCommand, python: str, answer: Mapping[str, Any]) -
         words = [python, "-u", *(["-m"] if answer["module"] else []), *words]
     environ = {**found.environ, **answer.get("environ", {})}
     return Program(tuple(words), environ, found.launcher, found.local_rank_argument)
+
+
+def zygote_env(found: LauncherCommand, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which the zygote imports before the launcher has answered.
+
+    accelerate sets OMP_NUM_THREADS for every program. With the likely value the zygote need not import again.
+    """
+    out = {**environ, **found.environ}
+    if found.launcher == "accelerate":
+        threads = found.options.get("--num_cpu_threads_per_process", ("1",))[-1]
+        out["OMP_NUM_THREADS"] = (
+            threads if found.is_set("--num_cpu_threads_per_process") else out.get("OMP_NUM_THREADS", "1")
+        )
+    return out
+
+
+def with_library(program: Program, directory: str) -> Program:
+    """Return the program with the library's directory in its PYTHONPATH, if the command sets PYTHONPATH without it."""
+    path = program.environ.get("PYTHONPATH")
+    if path is None or directory in path.split(os.pathsep):
+        return program
+    return replace(program, environ=hooked_env(program.environ, directory))
 
 
 def program_of_table(found: LauncherCommand) -> Program:
