@@ -84,6 +84,20 @@ def test_workers_form_groups(arguments: list[str], want: tuple[int, int, int]) -
     assert (job.spec.workers_per_group, job.min_replicas, job.max_replicas) == want
 
 
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        pytest.param([], (None, 60), id="absent"),
+        pytest.param(["--stop-signal", "SIGUSR1", "--stop-seconds", "5"], ("SIGUSR1", 5), id="a signal and its time"),
+    ],
+)
+def test_end_of_a_script_is_passed_on(arguments: list[str], want: tuple[str | None, int]) -> None:
+    job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))
+    stop = job.spec.recovery.graceful_stop
+    assert stop is not None
+    assert (stop.signal, stop.seconds) == want
+
+
 @pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--hang-seconds", "60"], 60)])
 def test_bound_of_a_hang_is_passed_on(arguments: list[str], seconds: int | None) -> None:
     job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))
