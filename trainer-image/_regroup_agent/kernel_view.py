@@ -50,12 +50,13 @@ def look_at_files(pids: Iterable[int]) -> Look:
     No file system is asked, since one that hangs would hang the agent. So the position in a file is read, and not its size.
     """
     files: dict[tuple[int, int, str], int] = {}
-    written_bytes, waits = 0, False
+    written_bytes: dict[int, int] = {}
+    waits = False
     for pid in pids:
         open_files = dict(_open_files(Path(f"/proc/{pid}")))
         files.update({(pid, *key): position for key, position in open_files.items()})
         written = re.search(r"^write_bytes: (\d+)$", _text(Path(f"/proc/{pid}/io")), re.MULTILINE)
-        written_bytes += int(written[1]) if written else 0
+        written_bytes[pid] = int(written[1]) if written else 0
         waits = waits or (bool(open_files) and _waits_for_disk(Path(f"/proc/{pid}/task")))
     return Look(files, written_bytes, waits)
 

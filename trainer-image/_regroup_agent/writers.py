@@ -40,8 +40,8 @@ class Look:
 
     files: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
     """Position in each file that may be saved, by pid, descriptor and path."""
-    written_bytes: int = 0
-    """Bytes that the processes have written to disks since they were started."""
+    written_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Bytes that each process has written to disks since it was started, by pid."""
     waits: bool = False
     """A thread of a process that has such a file open waits for a disk."""
 
@@ -67,7 +67,7 @@ class Writers:
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int, str], _Seen] = {}
-        self._written_bytes: int | None = None
+        self._written_bytes: Mapping[int, int] | None = None
         self.wrote_s: float | None = None
         """Time of the last look that showed progress of a write; None: no look has."""
         self.newest: str = ""
@@ -87,7 +87,7 @@ class Writers:
     @property
     def has_saved(self) -> bool:
         """True if the processes have written so much that a save may consist of more than one file."""
-        return (self._written_bytes or 0) >= SAVED_BYTES
+        return sum((self._written_bytes or {}).values()) >= SAVED_BYTES
 
     def take(self, look: Look, now_s: float) -> None:
         """Take in a look. Files that are not open any more are forgotten."""
@@ -105,7 +105,7 @@ class Writers:
                 self.wrote_s, self.newest = now_s, key[2]
         if look.files and look.waits:
             self._is_active, self.wrote_s = True, now_s
-        grown = look.written_bytes - (look.written_bytes if self._written_bytes is None else self._written_bytes)
-        if grown >= 2 * MOVED_BYTES:
+        earlier = look.written_bytes if self._written_bytes is None else self._written_bytes
+        if sum(written - earlier.get(pid, 0) for pid, written in look.written_bytes.items()) >= 2 * MOVED_BYTES:
             self.wrote_s = now_s
-        self._written_bytes = max(look.written_bytes, self._written_bytes or 0)
+        self._written_bytes = look.written_bytes

@@ -69,6 +69,6 @@ def test_bytes_that_were_written_to_a_disk_are_counted(tmp_path: Path) -> None:
         assert json.loads(process.stdout.readline()) == 1
         if Path("/tmp").stat().st_dev == Path("/dev/shm").stat().st_dev:
             pytest.skip("the kernel counts nothing for a file system in memory")
-        assert look_at_files([process.pid]).written_bytes >= 1 << 20
+        assert look_at_files([process.pid]).written_bytes[process.pid] >= 1 << 20
         assert process.stdin is not None
         process.stdin.close()

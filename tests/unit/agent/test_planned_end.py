@@ -20,6 +20,8 @@ from tests.unit.agent.drive import Drive
 STOP, CONT, TERM, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM, signal.SIGKILL
 EARLIER = SAVED_BYTES
 """The processes have saved before."""
+NOTHING = Look({}, {1: EARLIER})
+"""No file is open."""
 
 
 def runs(processes: int = 1, *, steps: bool = True, **changed: object) -> Drive:
@@ -49,8 +51,8 @@ def planned(drive: Drive) -> Drive:
     return drive.generation(2, kind="planned")
 
 
-def file(position: int, written: int = EARLIER, *, waits: bool = False) -> Look:
-    return Look({(1, 5, "/ckpt/last.pt"): position}, written, waits)
+def file(position: int, *, waits: bool = False) -> Look:
+    return Look({(1, 5, "/ckpt/last.pt"): position}, {1: EARLIER}, waits)
 
 
 def ended_after(drive: Drive, within_s: float = 100.0) -> float:
@@ -93,25 +95,25 @@ def test_processes_that_are_ended_and_fail_are_no_fault() -> None:
 @pytest.mark.parametrize(
     ("drive", "look", "wants_s"),
     [
-        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(0) if t < 10 else Look({}, EARLIER), IDLE_S + 0.1,
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(0) if t < 10 else NOTHING, IDLE_S + 0.1,
                      id="a file stays open and nothing is written: a log"),
-        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(int(t * 1e6)) if t < 8 else Look({}, EARLIER), 8 + GAP_S,
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: file(int(t * 1e6)) if t < 8 else NOTHING, 8 + GAP_S,
                      id="a thread saves for 8 s"),
         pytest.param(lambda: held(planned(runs()), 0), lambda t: file(int(t * 1e6)), 60.0,
                      id="a thread writes for ever: the bound"),
         pytest.param(lambda: held(planned(runs()), 0), lambda t: file(0, waits=t < 9), 9 + GAP_S,
                      id="the disk stalls in the middle of a save"),
-        pytest.param(lambda: held(planned(runs()), 0), lambda t: Look({}, EARLIER + int(t * 1e6) if t < 5 else 10**8), 5 + GAP_S,
+        pytest.param(lambda: held(planned(runs()), 0), lambda t: Look({}, {1: EARLIER + int(min(t, 5.0) * 1e6)}), 5 + GAP_S,
                      id="files are opened and closed between two looks"),
-        pytest.param(lambda: planned(runs()), lambda _: Look({}, EARLIER), ARRIVE_S,
+        pytest.param(lambda: planned(runs()), lambda _: NOTHING, ARRIVE_S,
                      id="it waits in a collective for a process that holds"),
-        pytest.param(lambda: planned(stepped(runs(), 0, step_s=4.0)), lambda _: Look({}, EARLIER), 12.0,
+        pytest.param(lambda: planned(stepped(runs(), 0, step_s=4.0)), lambda _: NOTHING, 12.0,
                      id="the same where a step takes 4 s"),
-        pytest.param(lambda: planned(runs()), lambda t: file(int(t * 1e6)) if t < 20 else Look({}, EARLIER), 20 + ARRIVE_S,
+        pytest.param(lambda: planned(runs()), lambda t: file(int(t * 1e6)) if t < 20 else NOTHING, 20 + ARRIVE_S,
                      id="it saves for 20 s, then waits in a collective"),
         pytest.param(lambda: planned(runs(steps=False)), lambda _: Look(), FROZEN_S, id="it makes no steps and has saved nothing"),
-        pytest.param(lambda: planned(runs(steps=False)), lambda _: Look({}, EARLIER), GAP_S, id="it makes no steps, may be saving"),
-        pytest.param(lambda: held(planned(runs(2)), 0), lambda _: Look({}, EARLIER), ARRIVE_S, id="one of two holds"),
+        pytest.param(lambda: planned(runs(steps=False)), lambda _: NOTHING, GAP_S, id="it makes no steps, may be saving"),
+        pytest.param(lambda: held(planned(runs(2)), 0), lambda _: NOTHING, ARRIVE_S, id="one of two holds"),
         pytest.param(lambda: held(planned(runs(terms=Terms(3.0))), 0), lambda t: file(int(t * 1e6)), 3.0, id="the user's bound"),
     ],
 )  # fmt: skip
@@ -128,14 +130,14 @@ def test_process_that_begins_to_save_as_it_is_stopped_goes_on() -> None:
     assert signals(drive) == [(0, STOP)]
     drive.look = file(0)  # it has just been opened
     assert signals(drive.wait(FROZEN_S)) == [(0, CONT)]
-    drive.look = lambda now_s: file(int((now_s - began_s) * 1e6)) if now_s < began_s + 3 else Look({}, EARLIER)
+    drive.look = lambda now_s: file(int((now_s - began_s) * 1e6)) if now_s < began_s + 3 else NOTHING
     assert ended_after(drive) >= 3 + GAP_S
     assert signals(drive)[-2:] == [(0, TERM), (0, CONT)], "a stopped process does not take SIGTERM"
 
 
 def test_process_that_makes_its_first_step_meanwhile_is_asked_to_hold() -> None:
     drive = runs(steps=False)
-    drive.look = Look({}, EARLIER)
+    drive.look = NOTHING
     planned(drive)
     assert drive.told(local.Hold) == []
     assert stepped(drive, 0).told(local.Hold) == [(0, local.Hold())]
@@ -204,7 +206,7 @@ def test_planned_change_after_sigterm_does_not_begin_anew() -> None:
 @pytest.mark.parametrize("outcome", ["Released", "Suspended", "Failed"])
 def test_stop_waits_for_the_file_that_is_written(outcome: str) -> None:
     drive = runs()
-    drive.look = lambda now_s: file(int(now_s * 1e6)) if now_s < 108 else Look({}, EARLIER)
+    drive.look = lambda now_s: file(int(now_s * 1e6)) if now_s < 108 else NOTHING
     drive.command(wire.Stop(outcome))
     assert [kind for _, kind in drive.told()] == [local.Hold()]
     assert 8 + GAP_S <= ended_after(held(drive, 0)) <= 8.5 + GAP_S
@@ -245,7 +247,7 @@ def test_deleted_pod_that_the_next_generation_leaves_out_ends_with_the_others() 
 def test_interrupted_local_run_waits_for_the_file_that_is_written() -> None:
     drive = runs().feed(ev.Terminated(waits=False)).feed(ev.Disconnected())
     assert drive.told(local.Hold) == [(0, local.Hold())]
-    drive.look = lambda now_s: file(int(now_s * 1e6)) if now_s < 104 else Look({}, EARLIER)
+    drive.look = lambda now_s: file(int(now_s * 1e6)) if now_s < 104 else NOTHING
     assert 4 + GAP_S <= ended_after(held(drive, 0)) <= 4.5 + GAP_S
     assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
 
@@ -318,6 +320,15 @@ def test_log_that_grows_slowly_is_not_being_saved() -> None:
         writers.take(file(tenth * 100), tenth / 10)
     assert not writers.is_active
     assert writers.wrote_s is None
+
+
+def test_child_that_writes_shows_beside_one_that_has_ended() -> None:
+    writers = Writers()
+    writers.take(Look({}, {1: EARLIER, 2: 10**9}), 0.0)
+    writers.take(Look({}, {1: EARLIER}), 1.0)
+    assert writers.wrote_s is None
+    writers.take(Look({}, {1: EARLIER, 3: 10**5}), 2.0)
+    assert writers.wrote_s == 2.0
 
 
 def test_file_that_is_written_again_from_its_beginning_is_being_saved() -> None:
