@@ -551,8 +551,8 @@ class JobStatus(WrittenModel):
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""
 
     last_good_size: int | None = None
-    """Number of workers with which a script without the library last trained for 38 s. Absent: with none yet, the script uses the
-    library, or the job is of fixed size."""
+    """Number of workers with which a script without the library last trained: it has run for 38 s, or has reported steps. Absent:
+    with none yet, the script uses the library, or the job is of fixed size."""
 
     refused_size: RefusedSize | None = None
     """The number of workers that the script refused. Absent: none, or the job has wanted another number since."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from _regroup_agent import events as ev
+from _regroup_agent.script_progress import Words
 from regroup.protocol import local
+from regroup.protocol.wire import COUNTED, REPORTED
 from regroup_operator.api.members import parse_members
 from regroup_operator.plan.failures.crashes import STEADY_S
 from regroup_operator.plan.failures.refused_size import HOLD_S, SETTLE_S
@@ -195,6 +198,22 @@ def test_failure_after_it_has_trained_is_no_refusal(tmp_path: Path) -> None:
     assert world.status["lastGoodSize"] == 3
     raises(world, 0, 1, 2)
     world.advance(20.0, 1.0)
+    assert (world.members, world.status["restarts"]["total"]) == ("0-2", 1)
+
+
+@pytest.mark.parametrize(("way", "steps"), [(COUNTED, [1, 2]), (REPORTED, [7, 8])])
+def test_failure_after_reported_steps_is_no_refusal(tmp_path: Path, way: str, steps: list[int]) -> None:
+    """The first word may be the step of the checkpoint from which the script continues: it proves nothing."""
+    world = trained(tmp_path)
+    grown(world, 3)
+    for step in steps:
+        assert world.status["lastGoodSize"] == 2
+        agent = world.agents[world.uid(0)]
+        agent.handle(ev.Told(0, agent.trainers[0].incarnation, way, Words(step=step)))
+        world.advance(3.0)
+    assert world.status["lastGoodSize"] == 3
+    raises(world, 0, 1, 2)
+    world.advance(5.0)
     assert (world.members, world.status["restarts"]["total"]) == ("0-2", 1)
 
 

@@ -1,7 +1,8 @@
 """Choose the member whose word on a script's progress is shown, and say when that progress last changed. Pure.
 
-No decision on membership, checkpoints or lineage reads this: a script may say what it likes. Only words of the newest generation
-are shown, because its processes may have gone back to an older checkpoint (docs/design/adr/0079-progress-of-any-program.md).
+No decision on membership, checkpoints or lineage reads this: a script may say what it likes. It only ends the trial of a new size
+sooner (failures/refused_size.py). Only words of the newest generation are shown, because its processes may have gone back to an
+older checkpoint (docs/design/adr/0079-progress-of-any-program.md).
 """
 
 from __future__ import annotations

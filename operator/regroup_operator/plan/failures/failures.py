@@ -172,7 +172,8 @@ def _judge_size(facts: Facts) -> tuple[SizeVerdict, float | None]:
     good = facts.status.last_good_size or 0
     known = facts.size.refused
     steady_s = steady_at_s(facts.status, current, inputs.clock)
-    if steady_s is not None and inputs.clock.now_s >= steady_s:
+    steps = facts.script is not None and facts.script.goes_on
+    if steps or (steady_s is not None and inputs.clock.now_s >= steady_s):
         good, steady_s = len(current.members), None
     verdict = SizeVerdict(good)
     is_judged = known is not None and known.generation == current.number

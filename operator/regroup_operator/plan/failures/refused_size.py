@@ -4,8 +4,8 @@ Some scripts do not run with every number of workers. nanoGPT asserts that its n
 size. No restart helps there, and the job trained with another size a moment ago. So the job goes back to that size, no failure
 counts, and another size is tried once the job wants one (docs/design/adr/0081-sizes-of-a-script.md).
 
-A job that has run with one size for STEADY_S has each other size *on trial* until its script has run so long with it. A script
-without the library reports no steps, and it may fail after `init_process_group`: nanoGPT does. So time is the proof.
+A job that has trained with one size has each other size *on trial* until its script has trained with that. A script has trained
+when it has run for STEADY_S, or has reported steps. Most report none, and one may fail after `init_process_group`: nanoGPT does.
 """
 
 from __future__ import annotations
