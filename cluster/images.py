@@ -32,18 +32,24 @@ _PASSED_ON = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of an image: name, Dockerfile, build arguments, and the usual seconds of a first build."""
+    """The recipe of an image: name, Dockerfile, build arguments, and the usual seconds of a first build.
+
+    `target` is the stage of the Dockerfile that becomes the image; empty: the last one.
+    """
 
     name: str
     dockerfile: str
     arguments: Mapping[str, str]
     expected_s: float
+    target: str = ""
 
 
 IMAGES: Mapping[str, Recipe] = {
     "operator": Recipe("localhost/regroup-operator:dev", "Dockerfile", {}, 30),
     # Nodes here have no GPU, so that torch's layer does without what only GPUs load.
     "trainer": Recipe("localhost/regroup-trainer:dev", "trainer-image/Dockerfile", {"CPU_ONLY": "1"}, 150),
+    # The layers of `trainer` below ours: an image with Python and torch, as a user has one.
+    "torch": Recipe("localhost/regroup-torch:dev", "trainer-image/Dockerfile", {"CPU_ONLY": "1"}, 150, target="torch"),
 }
 
 
@@ -241,7 +247,7 @@ def buildah_command(
         command += [f"--volume={uv_cache}:{_UV_CACHE_INSIDE}"]
         arguments["UV_CACHE_DIR"] = _UV_CACHE_INSIDE
     command += [f"--build-arg={k}={v}" for k, v in sorted(arguments.items())]
-    return [*command, f"--file={wanted.dockerfile}", f"--tag={wanted.name}", "."]
+    return [*command, *_last(wanted)]
 
 
 def docker_command(wanted: Recipe, *, base: str | None, environment: Mapping[str, str]) -> list[str]:
@@ -249,7 +255,12 @@ def docker_command(wanted: Recipe, *, base: str | None, environment: Mapping[str
     arguments = [f"--build-arg={k}={v}" for k, v in sorted(_arguments(wanted, base, environment).items())]
     # Attestations would make the image an index of two.
     options = ["--provenance=false", "--progress=plain"]
-    return ["docker", "build", *options, *arguments, f"--file={wanted.dockerfile}", f"--tag={wanted.name}", "."]
+    return ["docker", "build", *options, *arguments, *_last(wanted)]
+
+
+def _last(wanted: Recipe) -> list[str]:
+    target = [f"--target={wanted.target}"] if wanted.target else []
+    return [*target, f"--file={wanted.dockerfile}", f"--tag={wanted.name}", "."]
 
 
 def _arguments(wanted: Recipe, base: str | None, environment: Mapping[str, str]) -> dict[str, str]:

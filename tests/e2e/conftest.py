@@ -100,6 +100,12 @@ def operator_image(cluster: Cluster) -> str:
     return _image("operator", cluster)
 
 
+@pytest.fixture(scope="session")
+def torch_image(cluster: Cluster) -> str:
+    """The name of an image with Python and torch, without pip and anything of ours, present on every node."""
+    return _image("torch", cluster)
+
+
 @pytest.fixture
 def restricted_namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own that enforces Pod Security "restricted"; deleted afterwards."""

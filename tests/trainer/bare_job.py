@@ -21,6 +21,8 @@ if __name__ == "__main__":
     main = os.environ["LOCAL_RANK"] == "0"
     if main:
         note("trainer")
+        version = f"{sys.version_info[0]}.{sys.version_info[1]} {torch.__version__.partition('+')[0]}"
+        Path(os.environ["WHERE"], "versions").write_text(version)
         Path(os.environ["WHERE"], "users").write_text(os.environ.get("USERS_SITECUSTOMIZE", ""))
         subprocess.run([sys.executable, "-c", CHILD], check=True)
         child = multiprocessing.get_context("spawn").Process(target=note, args=("spawn",))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.local_run import LocalRun
 from regroup.protocol import wire
@@ -50,6 +51,7 @@ def test_session_runs_and_each_interpreter_finds_the_library(
     run = start("--workers", "2", python, "-u", str(SCRIPT))
     assert run.process.wait(120) == 0, run.log.read_text()
     notes = {path.name: path.read_text() for path in where.iterdir()}
+    assert notes.pop("versions").endswith(torch.__version__.partition("+")[0])
     assert notes.pop("users") == "has run", "the user's sitecustomize is lost"
     assert notes.keys() == {"trainer", "subprocess", "spawn"}
     assert {Path(found).parts[-4:] for found in notes.values()} == {("library", "packages", "regroup", "__init__.py")}
@@ -95,5 +97,7 @@ def test_session_trains_with_a_read_only_root_and_a_user_id_without_account(
     adopted = operator.wait_body(wire.Adopted, 60)
     assert adopted.report.condition.generation == 1, worker.log()
     library = worker.state_dir / "library" / "packages" / "regroup"
-    assert {path.read_text() for path in where.iterdir() if path.name != "users"} == {str(library / "__init__.py")}
+    assert {path.read_text() for path in where.iterdir() if path.name not in ("users", "versions")} == {
+        str(library / "__init__.py")
+    }
     assert library.stat().st_uid == NOBODY
