@@ -42,6 +42,20 @@ def test_buildah_lends_uvs_downloads_to_the_build(tmp_path: Path) -> None:
     assert command[-3:] == [f"--file={TRAINER.dockerfile}", f"--tag={TRAINER.name}", "."]
 
 
+def test_image_of_a_stage_is_built_up_to_that_stage() -> None:
+    recipe = images.IMAGES["torch"]
+    words = [
+        images.docker_command(recipe, base=None, environment={}),
+        images.buildah_command(recipe, ["buildah"], base=None, environment={}, uv_cache=None),
+    ]
+    for command in words:
+        assert command[-4:] == ["--target=torch", f"--file={recipe.dockerfile}", f"--tag={recipe.name}", "."]
+    text = (paths.REPOSITORY / recipe.dockerfile).read_text()
+    before_ours = text.partition("FROM torch\n")[0].partition("FROM python AS torch\n")[2]
+    assert before_ours, "the Dockerfile has no such stage"
+    assert "regroup" not in before_ours.lower()
+
+
 @pytest.mark.parametrize("recipe", images.IMAGES.values(), ids=images.IMAGES)
 def test_every_build_argument_is_declared_in_the_dockerfile(recipe: images.Recipe) -> None:
     environment = {"REGROUP_TORCH_INDEX": "x", "PIP_INDEX_URL": "x", "UV_DEFAULT_INDEX": "x"}
