@@ -86,7 +86,7 @@ def test_session_trains_with_a_read_only_root_and_a_user_id_without_account(
     agent.chmod(0o755)
     worker.python = str(agent)
     operator.token_file.chmod(0o644)
-    worker.start(python, "-u", str(SCRIPT), REGROUP_PRELOAD="torch", HOME="/", TMPDIR="/dev/shm")
+    worker.start(python, "-u", str(SCRIPT), REGROUP_PRELOAD="torch", HOME="/")
     port = operator.wait_body(wire.Hello).report.store_port
     operator.wait_stream()
     operator.tell(wire.Welcome("Session"))
@@ -101,3 +101,4 @@ def test_session_trains_with_a_read_only_root_and_a_user_id_without_account(
         str(library / "__init__.py")
     }
     assert library.stat().st_uid == NOBODY
+    assert (worker.state_dir / "tmp").is_dir(), "torch cannot be imported without a directory for temporary files"

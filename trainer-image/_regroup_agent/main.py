@@ -65,7 +65,7 @@ class Agent:
         self._command = list(command)
         # Trainers, their children and the zygote take PYTHONPATH from here.
         self._library = library = bring_library(environ[env.STATE_DIR], log)
-        self._environ = environ = hooked_env(environ, library)
+        self._environ = environ = {**hooked_env(environ, library), **temporary_directory(environ[env.STATE_DIR])}
         self._processes = _positive(environ, env.PROCESSES)
         self._state = StateFile(environ[env.STATE_DIR])
         saved, lost = self._state.load()
@@ -513,6 +513,21 @@ def _check_environ(environ: Mapping[str, str]) -> None:
         raise LaunchError(
             f"{', '.join(missing)} must be set: the operator, or `regroup run`, starts the agent with them."
         )
+
+
+def temporary_directory(state_dir: str) -> dict[str, str]:
+    """Return the variable that names a directory for temporary files, if the container has none. torch needs one to be imported.
+
+    The root of the container may be read-only, without a volume at /tmp.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        directory = Path(state_dir, "tmp")
+        directory.mkdir(exist_ok=True)
+        tempfile.tempdir = str(directory)
+        return {"TMPDIR": str(directory)}
+    return {}
 
 
 def _socket_path(state_dir: str) -> tuple[str, str]:
