@@ -9,6 +9,7 @@ import math
 import sys
 from pathlib import Path
 
+from regroup.protocol import frameworks
 from regroup.train import command as training
 from regroup_cli.streams import guarded
 from regroup_operator.api import SpecError, StatusError, UnavailableError, parse_job
@@ -69,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
         default=1,
         metavar="W",
         help="workers that hold one copy of the model together; N, --min and --max are multiples of it (default 1)",
+    )
+    run.add_argument(
+        "--framework",
+        choices=frameworks.ALL,
+        default=frameworks.PYTORCH,
+        help="framework of a script without the library, whose environment its processes get (default PyTorch)",
     )
     run.add_argument(
         "--gpus",

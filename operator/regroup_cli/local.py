@@ -252,6 +252,7 @@ class LocalWorkers:
             env.JOB_NAME: job.name,
             env.JOB_UID: job.uid,
             env.PROCESSES: str(processes),
+            env.FRAMEWORK: spec.framework,
             env.MAX_WORLD_SIZE: str(job.max_replicas * processes),
             env.CA_FILE: str(home / "ca.crt"),
             env.TOKEN_FILE: str(home / "token"),

@@ -52,6 +52,7 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         "replicas": args.workers,
         "processesPerWorker": args.processes_per_worker,
         "workersPerGroup": args.workers_per_group,
+        "framework": args.framework,
         "recovery": {
             "maxRestarts": args.max_restarts,
             "disconnectSeconds": args.disconnect_seconds,

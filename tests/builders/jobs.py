@@ -159,6 +159,21 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.elasticPolicy.maxReplicas (5) is not a multiple of spec.workersPerGroup (3). "
         "Choose a multiple of workersPerGroup.",
     ),
+    "too many workers for a list of all": (
+        with_spec(framework="TensorFlow", replicas=300, elasticPolicy={"minReplicas": 2, "maxReplicas": 300}),
+        "spec.replicas (300) is more than the 256 workers that spec.framework TensorFlow allows, since each process is told of "
+        "all others. Lower it to 256 or less.",
+    ),
+    "too many workers later for a list of all": (
+        with_spec(framework="TensorFlow", elasticPolicy={"minReplicas": 2, "maxReplicas": 257}),
+        "spec.elasticPolicy.maxReplicas (257) is more than the 256 workers that spec.framework TensorFlow allows, since each "
+        "process is told of all others. Lower it to 256 or less.",
+    ),
+    "parameter servers of TensorFlow": (
+        with_spec(framework="TensorFlow", roles=[role("board"), role("ps")]),
+        "spec.roles has ps, but in spec.framework TensorFlow the first worker is the chief, and there are no parameter servers. "
+        "Remove the role, or choose another name.",
+    ),
     "several containers and no trainer": (
         with_pod(containers=[{"name": "main", "command": ["python"]}, {"name": "proxy"}]),
         'spec.template.spec.containers (["main", "proxy"]) has several containers and none named trainer. '
@@ -285,6 +300,7 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
         with_spec(workersPerGroup=2),
         _once("spec.workersPerGroup cannot change"),
     ),
+    "framework": (ELASTIC, with_spec(framework="JAX"), _once("spec.framework cannot change")),
     "checkpoint": (ELASTIC, with_spec(checkpoint={"volumeClaim": "ckpt"}), _once("spec.checkpoint cannot change")),
     "names of pods": (ELASTIC, with_spec(network={"podNames": False}), _once("spec.network.podNames cannot change")),
     "memory snapshot": (

@@ -156,6 +156,8 @@ class Core:
             self._commanded(event.command, now_s)
         elif isinstance(event, ev.StoreOpened):
             worker.store_port = event.port
+        elif isinstance(event, ev.PortsOpened):
+            worker.ports = event.ports
         elif isinstance(event, ev.Watched):
             worker.watches = event.watches
         elif isinstance(event, ev.Saved):
@@ -301,6 +303,7 @@ class Core:
         elif isinstance(body, wire.DocumentCommand):
             worker.document = body.document
             worker.hand(worker.processes[0])
+            self._script.documented(now_s)
         elif isinstance(body, wire.Prune):
             for process in worker.processes:
                 if process.attached:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from regroup.protocol import wire
+from regroup.protocol.document import Member
 from regroup.protocol.snapshot import SnapshotState
 
 from . import statefile
@@ -125,6 +126,13 @@ class StoreOpened:
 
 
 @dataclass(frozen=True)
+class PortsOpened:
+    """The edge holds these ports for the processes of the next generation, one for each."""
+
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Watched:
     """The level of a member that this agent observes has changed."""
 
@@ -176,6 +184,7 @@ Event = Union[
     Probed,
     Looked,
     StoreOpened,
+    PortsOpened,
     Watched,
     Saved,
     Terminated,
@@ -215,6 +224,8 @@ class Start:
     incarnation: int
     generation: wire.Generation | None
     restarts: int
+    members: tuple[Member, ...] = ()
+    """All members of the generation; empty unless the framework lists them."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +263,11 @@ class YieldStore:
 
 
 @dataclass(frozen=True)
+class YieldPorts:
+    """Release the ports of `PortsOpened`, which the processes bind now, and hold others."""
+
+
+@dataclass(frozen=True)
 class Exit:
     """End the agent once the reports that were sent have been answered, after one second at the latest."""
 
@@ -263,4 +279,4 @@ class Log:
     text: str
 
 
-Effect = Union[Send, Tell, Persist, Start, Signal, Probe, LookAtFiles, Observe, YieldStore, Exit, Log]
+Effect = Union[Send, Tell, Persist, Start, Signal, Probe, LookAtFiles, Observe, YieldStore, YieldPorts, Exit, Log]

@@ -10,6 +10,8 @@ from regroup.protocol import env
 from regroup.protocol.gpus import VISIBLE, may_share, visible
 
 DEV = Path("/dev")
+_ACCELERATOR = re.compile(r"nvidia\d|dxg|kfd|dri|accel|hl\d|davinci|neuron|vfio|xpu")
+"""Begin of the names of devices of accelerators: of NVIDIA, AMD, Intel, Google, Habana, Huawei and AWS."""
 _DEVICE = re.compile(r"nvidia\d+")
 """Name of the driver's device of one GPU. A container has the GPUs that it was given, a privileged one has all of its node."""
 
@@ -28,6 +30,19 @@ def lack(environ: Mapping[str, str], processes: int, dev: Path = DEV) -> str:
         f"a GPU of its own. Request as many GPUs as spec.processesPerWorker, or lower that. For a script that computes on the CPU, "
         f"set {VISIBLE} to an empty value in the container's env."
     )
+
+
+def has_none(environ: Mapping[str, str], dev: Path = DEV) -> bool:
+    """Return whether a process of this container certainly computes on the CPU.
+
+    It does if the container has no device of any accelerator, or NVIDIA's only and CUDA is told to show none of them.
+    """
+    try:
+        found = {path.name for path in dev.iterdir() if _ACCELERATOR.match(path.name)}
+    except OSError:
+        return False
+    hidden = environ.get(VISIBLE) is not None and not visible(environ[VISIBLE])
+    return not found or (hidden and all(name.startswith("nvidia") for name in found))
 
 
 def count(environ: Mapping[str, str], dev: Path = DEV) -> int:

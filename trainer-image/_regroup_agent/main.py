@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from regroup.protocol import env, launchers, local, snapshot
+from regroup.protocol import env, frameworks, launchers, local, snapshot
 from regroup.protocol.launchers import LauncherCommand
 from regroup.protocol.progress_log import PatternError, compile_pattern
 from regroup.protocol.wire import LOGGED, REPORTED, ProcessStack
@@ -29,7 +29,8 @@ from .group_hook_files import write_group_hook
 from .last_words import LastWords
 from .launch import program, translator
 from .launch.command import LaunchError, PythonCommand, check_command, python_command, uses_library
-from .launch.environment import hooked_env, parser_env, preload_modules, read_at_import, trainer_env
+from .launch.environment import framework_of, hooked_env, parser_env, preload_modules, read_at_import, trainer_env
+from .launch.frameworks import Place
 from .library import bring_library
 from .link import Endpoint, Link
 from .local_server import LocalServer
@@ -43,7 +44,7 @@ from .save_watcher import SaveWatcher
 from .script_progress import Words
 from .script_settings import ScriptSettings, script_settings
 from .statefile import StateFile
-from .store_socket import StoreSocket
+from .store_socket import Ports, StoreSocket
 from .trainers import Trainers
 from .worker import Identity
 from .zygote import Zygote
@@ -76,6 +77,9 @@ class Agent:
         saves = bool(environ.get(env.CHECKPOINT_DIR))
         self._quiet = QuietPort(environ[env.POD_IP])
         self._prober = Prober(lambda watches: self._feed(ev.Watched(watches)))
+        framework = framework_of(environ)
+        lists = framework in frameworks.LISTS_MEMBERS
+        self._ports = Ports(environ[env.POD_IP], self._processes) if lists else None
         identity = Identity(
             environ[env.JOB_UID],
             environ[env.POD_UID],
@@ -85,6 +89,7 @@ class Agent:
             saves,
             self._quiet.port,
             Terms.of(environ),
+            framework,
         )
         self._launcher, cannot_run = _launcher(self._command, environ)
         if self._launcher is not None:
@@ -105,7 +110,7 @@ class Agent:
             processes=self._processes,
             incarnation=0,
             restarts=0,
-            generation=None,
+            place=None,
         )
         del base[env.GROUP_PLACE]  # /proc shows a fork with the zygote's environment, which must name no local rank
         preload = preload_modules(environ)
@@ -203,6 +208,8 @@ class Agent:
         elif self._program is not None:
             self._imported()
         self._feed(ev.StoreOpened(self._store.port))
+        if self._ports is not None:
+            self._feed(ev.PortsOpened(self._ports.numbers))
         self._look_at_memory()
         link = asyncio.ensure_future(self._link.run())
         link.add_done_callback(self._link_ended)
@@ -299,6 +306,10 @@ class Agent:
             elif isinstance(effect, ev.YieldStore):
                 self._store.take().close()
                 self._later(ev.StoreOpened(self._store.port))
+            elif isinstance(effect, ev.YieldPorts):
+                assert self._ports is not None
+                self._ports.renew()
+                self._later(ev.PortsOpened(self._ports.numbers))
             elif isinstance(effect, ev.Exit):
                 self._finish(effect.code)
             else:
@@ -334,6 +345,16 @@ class Agent:
 
     def _start(self, effect: ev.Start) -> None:
         assert self._server is not None
+        generation, place = effect.generation, None
+        if generation is not None:
+            place = Place(
+                generation,
+                effect.local_rank,
+                self._processes,
+                effect.members,
+                gpus.count(self._environ),
+                gpus.has_none(self._environ),
+            )
         process_env = trainer_env(
             self._environ,
             socket_path=self._server.path,
@@ -341,7 +362,7 @@ class Agent:
             processes=self._processes,
             incarnation=effect.incarnation,
             restarts=effect.restarts,
-            generation=effect.generation,
+            place=place,
         )
         if effect.generation is not None:  # a session tells its progress itself
             process_env = self._reporting(effect, process_env)

@@ -5,14 +5,15 @@ They get SIGTERM and a grace. If a process fails by itself, its siblings are end
 for it until a collective times out. That is one fault, and new processes wait for a newer generation.
 
 A hook in each process tells when it has passed `init_process_group` (group_hook.py). Only then the worker trains.
-Processes without such a word count as unobserved after a time (docs/design/adr/0011-running-in-the-script-tier.md).
+Processes without such a word count as unobserved after a time (docs/design/adr/0011-running-in-the-script-tier.md). Those of a
+framework that is not on torch never give that word.
 """
 
 from __future__ import annotations
 
 import signal
 
-from regroup.protocol import local, wire
+from regroup.protocol import frameworks, local, wire
 
 from . import ending
 from . import events as ev
@@ -41,6 +42,8 @@ class Script:
         """The processes have got SIGKILL."""
         self._launch_at_s: float | None = None
         """Earliest start of the newest generation's processes."""
+        self._waits_for_members = False
+        """The newest generation's processes could start, and the list of its members has not come."""
         self._unobserved_at_s: float | None = None
         """Deadline for a process to enter `init_process_group`. After it the worker counts as unobserved. None: none runs."""
 
@@ -96,6 +99,11 @@ class Script:
         else:
             self._launch_at_s = max(now_s, self._launch_at_s or now_s)
 
+    def documented(self, now_s: float) -> None:
+        """Start the processes that waited for the list of members, which has come."""
+        if self._waits_for_members and self._worker.ending is None:
+            self._launch(now_s)
+
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
         """Take in the exit of a process, which ended by itself or by a signal of the agent."""
         worker = self._worker
@@ -133,7 +141,8 @@ class Script:
             return
         if not any(p.observed in ("entered", "formed") for p in processes):
             alone = worker.generation is None or worker.generation.world_size == 1
-            watched = not alone and all(p.observed for p in processes)
+            forms = not alone and worker.identity.framework in frameworks.ON_TORCH
+            watched = forms and all(p.observed for p in processes)
             self._unobserved_at_s = max(now_s, worker.launched_s + (WATCHED_S if watched else UNOBSERVED_S))
 
     def _kill(self, now_s: float) -> None:
@@ -172,10 +181,13 @@ class Script:
 
     def _launch(self, now_s: float) -> None:
         worker, newest = self._worker, self._worker.generation
-        self._launch_at_s = None
+        self._launch_at_s, self._waits_for_members = None, False
         if worker.by_session:
             idle = [p.local_rank for p in worker.processes if not p.running and p.start_at_s is None]
             if idle:
                 worker.start(idle, None, now_s)
         elif newest is not None and newest.member and newest.number > worker.saved.started and not worker.running:
+            if worker.identity.framework in frameworks.LISTS_MEMBERS and worker.document is None:
+                self._waits_for_members = True
+                return
             worker.start(list(range(len(worker.processes))), newest, now_s)

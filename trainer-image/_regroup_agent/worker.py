@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from regroup.protocol import local, wire
+from regroup.protocol import frameworks, local, wire
 from regroup.protocol.document import Document
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Condition, Seal
@@ -40,6 +40,8 @@ class Identity:
     observed_port: int = 0
     """Port on which this pod's kernel answers the probes of other agents; 0: there is none."""
     terms: ending.Terms = field(default_factory=ending.Terms)
+    framework: str = frameworks.PYTORCH
+    """`spec.framework`: how a script's processes find each other."""
 
 
 class Worker:
@@ -63,6 +65,8 @@ class Worker:
         self.lost_s = -math.inf
         """Time at which the last connection was lost; -inf before the first loss."""
         self.store_port = 0
+        self.ports: tuple[int, ...] | None = None
+        """Ports that are held for the processes of the next generation; None: they need none."""
         self.generation: wire.Generation | None = None
         """Newest generation that this agent process has heard."""
         self.joins = False
@@ -215,6 +219,7 @@ class Worker:
                 if watch.level
             ),
             saved_age_s=None if self.saved_s is None else round(self.now_s - self.saved_s, 3),
+            ports=self.ports,
         )
 
     def keep_seal(self) -> None:
@@ -318,13 +323,18 @@ class Worker:
         if self.cannot_run:
             return
         incarnation = self.saved.incarnation
+        members = (
+            self.document.members
+            if self.identity.framework in frameworks.LISTS_MEMBERS and self.document is not None
+            else ()
+        )
         started = []
         for rank in ranks:
             incarnation += 1
             process = Process(rank, incarnation=incarnation, floor=self.saved.entered, running=True)
             process.launched = generation.number if generation else 0
             self.processes[rank] = process
-            started.append(ev.Start(rank, incarnation, generation, self.starts))
+            started.append(ev.Start(rank, incarnation, generation, self.starts, members))
         self.starts += 1
         self.launched_s = now_s
         self.script_progress.begin()
@@ -334,6 +344,8 @@ class Worker:
         else:
             if generation.hosts_store:
                 self.effects.append(ev.YieldStore())
+            if self.ports is not None:
+                self.effects.append(ev.YieldPorts())
             entered = max(self.saved.entered, generation.number) if self.tier == SCRIPT else self.saved.entered
             self.persist(incarnation=incarnation, started=max(self.saved.started, generation.number), entered=entered)
         self.effects.extend(started)

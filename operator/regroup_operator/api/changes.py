@@ -40,6 +40,7 @@ CHANGE_RULES = [
     _unless_started(
         "self.spec.workersPerGroup == oldSelf.spec.workersPerGroup", f"spec.workersPerGroup cannot change {_ONCE}"
     ),
+    _unless_started("self.spec.framework == oldSelf.spec.framework", f"spec.framework cannot change {_ONCE}"),
     _unless_started(_same_optional("roles"), f"spec.roles cannot change {_ONCE}"),
     _unless_started(_same_optional("checkpoint"), f"spec.checkpoint cannot change {_ONCE}"),
     _unless_started(_same_optional("memorySnapshot"), f"spec.memorySnapshot cannot change {_ONCE}"),
@@ -86,6 +87,8 @@ def _problems(old: Job, new: Job) -> Iterator[str]:
         yield f"spec.processesPerWorker cannot change {_ONCE}"
     if new.spec.workers_per_group != old.spec.workers_per_group:
         yield f"spec.workersPerGroup cannot change {_ONCE}"
+    if new.spec.framework != old.spec.framework:
+        yield f"spec.framework cannot change {_ONCE}"
     if new.raw["spec"].get("roles", []) != old.raw["spec"].get("roles", []):
         yield f"spec.roles cannot change {_ONCE}"
     if new.spec.checkpoint != old.spec.checkpoint:

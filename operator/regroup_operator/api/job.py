@@ -21,6 +21,7 @@ from regroup.protocol.progress_log import PatternError, compile_pattern
 from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
+from regroup_operator.api.frameworks import EVALUATOR, PYTORCH, RESERVED_ENV, TENSORFLOW
 from regroup_operator.api.launcher import contradictions, launcher_of, processes_of, trainer_of, with_range
 from regroup_operator.api.members import parse_members
 from regroup_operator.api.names import MAX_JOB_NAME
@@ -280,7 +281,9 @@ def template_digest(raw: Mapping[str, Any]) -> str:
 
 def role_digest(job: Job, name: str) -> str:
     """Return a short digest of everything in the spec that a role's pod is made from."""
-    made_from = [job.role_template(name), job.spec.network.pod_names]
+    made_from: list[Any] = [job.role_template(name), job.spec.network.pod_names]
+    if name == EVALUATOR and job.spec.framework == TENSORFLOW:
+        made_from.append(TENSORFLOW)
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -304,6 +307,8 @@ def worker_digest(job: Job) -> str:
     }
     if job.progress_log is not None:
         made_from["progressLog"] = job.progress_log
+    if job.spec.framework != PYTORCH:  # so that the default leaves a digest of before this field as it was
+        made_from["framework"] = job.spec.framework
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -345,6 +350,12 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                     )
     trainer = trainer_of(pod["containers"])
     name = trainer["name"]
+    for variable in (str(entry.get("name")) for entry in _mappings(trainer.get("env"))):
+        if variable in RESERVED_ENV.get(spec.framework, ()):
+            yield (
+                f"env name {variable} is reserved, because Regroup sets it for every process with spec.framework {spec.framework}. "
+                "Remove it from spec.template."
+            )
     snapshot = spec.memory_snapshot
     limit = str(_limits(trainer).get("memory", ""))
     if snapshot is not None and _is_less(limit, snapshot.size_bytes):

@@ -17,6 +17,15 @@ from pydantic import Field, model_validator
 
 from regroup.protocol.progress_log import MAX_PATTERN
 from regroup_operator.api.base import SpecModel, cel, with_rules
+from regroup_operator.api.frameworks import (
+    LISTED_COUNTS,
+    MANY_LISTED,
+    MOST_LISTED,
+    NO_ROLE,
+    NOT_ROLES,
+    TENSORFLOW,
+    Framework,
+)
 from regroup_operator.api.names import ROLE_PATTERN, ROLE_WORKER
 from regroup_operator.api.template import PodTemplate, Role
 
@@ -506,6 +515,20 @@ def _whole_groups(name: str, unless: str) -> dict[str, str]:
     )
 
 
+def _few_listed(name: str) -> dict[str, str]:
+    count = name.replace("spec.", "self.", 1)
+    unless = "!has(self.elasticPolicy) || " if "elasticPolicy" in name else ""
+    return cel(
+        f"self.framework != '{TENSORFLOW}' || {unless}{count} <= {MOST_LISTED}",
+        f"{name} {MANY_LISTED}",
+        f"'{name} (%d) {MANY_LISTED}'.format([{count}])",
+    )
+
+
+_IS_TASK = " || ".join(f"r.name == '{name}'" for name in NOT_ROLES)
+"""CEL, of a role r."""
+
+
 class JobSpec(SpecModel):
     """The job that the user wants."""
 
@@ -519,6 +542,12 @@ class JobSpec(SpecModel):
             "self.elasticPolicy.maxReplicas])",
         ),
         *(_whole_groups(field, given) for field, given in COUNTS_OF_WORKERS),
+        *(_few_listed(field) for field in LISTED_COUNTS),
+        cel(
+            f"self.framework != '{TENSORFLOW}' || !has(self.roles) || !self.roles.exists(r, {_IS_TASK})",
+            f"spec.roles has a chief or parameter servers, {NO_ROLE}",
+            f"'spec.roles has %s, {NO_ROLE}'.format([self.roles.filter(r, {_IS_TASK})[0].name])",
+        ),
         cel(
             "!has(self.elasticPolicy) || !has(self.elasticPolicy.sizes) || "
             "self.elasticPolicy.sizes.all(s, s % self.workersPerGroup == 0)",
@@ -555,6 +584,11 @@ class JobSpec(SpecModel):
     """Workers that hold one copy of the model together. Members of a generation are chosen in whole groups of this many. replicas,
     minReplicas, maxReplicas and recovery.spares must be multiples of it. Workers without a whole group are spares. Immutable once
     the job has started."""
+
+    framework: Framework = "PyTorch"
+    """The framework of a script without the library. In each generation its processes get the variables by which this framework
+    finds them. TensorFlow reads `TF_CONFIG`. JAX reads `JAX_COORDINATOR_ADDRESS` and Open MPI's names. XGBoost reads `DMLC_*`. All
+    but None have torchrun's names, too. None has only `REGROUP_RANK` and the like. Immutable once the job has started."""
 
     template: PodTemplate
     """The pod template of every worker. Immutable once the job has started."""
@@ -612,6 +646,19 @@ class JobSpec(SpecModel):
     def _grows_where_it_saves(self) -> JobSpec:
         if self.elastic_policy is not None and self.elastic_policy.grow_at == "Checkpoint" and self.checkpoint is None:
             raise ValueError(_NO_DIRECTORY)
+        return self
+
+    @model_validator(mode="after")
+    def _of_framework(self) -> JobSpec:
+        if self.framework != TENSORFLOW:
+            return self
+        most = self.elastic_policy.max_replicas if self.elastic_policy is not None else 0
+        for name, count in zip(LISTED_COUNTS, (self.replicas, most), strict=True):
+            if count > MOST_LISTED:
+                raise ValueError(f"{name} ({count}) {MANY_LISTED}")
+        task = next((role.name for role in self.roles if role.name in NOT_ROLES), None)
+        if task is not None:
+            raise ValueError(f"spec.roles has {task}, {NO_ROLE}")
         return self
 
     @model_validator(mode="after")

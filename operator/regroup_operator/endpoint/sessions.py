@@ -63,6 +63,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         "busy_ended_s": now_s if _ended(before.busy, condition.busy) else session.busy_ended_s,
         "seal": report.seal,
         "store_port": report.store_port,
+        "ports": report.ports or (),
         "unanswered_since_s": None,
         "observed_port": report.observed_port,
         "unheard": tuple(
@@ -116,7 +117,8 @@ def _standing(session: Session) -> object:
     condition = replace(session.condition, step=0, busy=())
     busy = [(busy.kind, busy.name) for busy in session.condition.busy]
     unheard = [(one.pod_uid, one.age_s >= SILENT_S) for one in session.unheard]
-    return condition, busy, session.seal, session.store_port, session.draining, session.observed_port, unheard
+    offers = session.store_port, session.ports, session.observed_port
+    return condition, busy, session.seal, offers, session.draining, unheard
 
 
 def _age_s(seconds: float) -> float:

@@ -168,6 +168,8 @@ class Session:
     """Time of the agent's last report."""
     seal: Seal | None = None
     store_port: int = 0
+    ports: tuple[int, ...] = ()
+    """Ports that its agent keeps for the processes of the next generation; empty: their framework needs none."""
     closed_at_s: float | None = None
     """Time at which the stream closed; None while it is open."""
     closed_step: int = 0

@@ -97,10 +97,12 @@ class Briefing:
     """Maps pod UIDs to the time since which an observer has heard nothing."""
     end: End | None = None
     """The end of the steps, once it is in the status."""
+    lists_members: bool = False
+    """Every member gets the document, since the framework of the job lists the members in each process."""
 
     @cached_property
     def _assignment(self) -> _Assignment | None:
-        return _Assignment(self.document, self.workers) if self.document is not None else None
+        return _Assignment(self.document, self.workers, self.lists_members) if self.document is not None else None
 
     @cached_property
     def _is_withheld(self) -> bool:
@@ -193,8 +195,8 @@ class Briefing:
         assignment, condition = self._assignment, session.condition
         if assignment is None or session.told_generation >= assignment.number:
             return
-        # The host of the store hears of a generation in two lines, between which its stream may have ended.
-        waits = pod.uid == assignment.host and condition.entered < assignment.number
+        # Who gets the document hears of a generation in two lines, between which its stream may have ended.
+        waits = assignment.gets_document(pod.uid) and condition.entered < assignment.number
         if (condition.heard < assignment.number or waits) and not (self._is_withheld and worker.trains):
             yield from assignment.of(pod)
 
@@ -265,9 +267,9 @@ def _has_arrived(worker: Worker, number: int) -> bool:
 class _Assignment:
     """One generation, told to many: what they share is computed once."""
 
-    def __init__(self, document: Document, workers: Sequence[Worker]) -> None:
-        self._workers = workers
-        self.number, self.host = document.number, document.store.pod_uid
+    def __init__(self, document: Document, workers: Sequence[Worker], lists_members: bool) -> None:
+        self._workers, self._lists_members = workers, lists_members
+        self.number = document.number
         self._document, self._digest, self._world_size = document, document.digest(), document.world_size
         offsets = accumulate((m.processes for m in document.members), initial=0)
         self._places = {m.pod_uid: place for m, place in zip(document.members, enumerate(offsets))}
@@ -276,11 +278,14 @@ class _Assignment:
     def _observes(self) -> dict[str, tuple[Observed, ...]]:
         return who_observes(w for w in self._workers if w.uid in self._places)
 
+    def gets_document(self, pod_uid: str) -> bool:
+        """Return whether a worker is sent the document: the store's host is, and every member where the framework lists them."""
+        return pod_uid == self._document.store.pod_uid or (self._lists_members and pod_uid in self._places)
+
     def of(self, pod: Pod) -> Iterator[Tell]:
-        """Yield what this pod is told; the store's host gets the document, too."""
+        """Yield what this pod is told."""
         document = self._document
         index, offset = self._places.get(pod.uid, (0, 0))
-        hosts = pod.uid == document.store.pod_uid
         body = Generation(
             number=document.number,
             uid=document.uid,
@@ -293,11 +298,11 @@ class _Assignment:
             store_host=document.store.host,
             store_port=document.store.port,
             store_prefix=document.store_prefix(),
-            hosts_store=hosts,
+            hosts_store=pod.uid == document.store.pod_uid,
             document_digest=self._digest,
             reason=document.reason,
             observes=self._observes.get(pod.uid, ()),
         )
         yield Tell(pod.uid, body)
-        if hosts:
+        if self.gets_document(pod.uid):
             yield Tell(pod.uid, DocumentCommand(document))

@@ -46,6 +46,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         suspected=facts.silences.suspected,
         now_s=clock.now_s,
         end=end,
+        lists_members=facts.lists_members,
     )
     dues_s = (
         clock.now_s + settings.resync_s,

@@ -242,6 +242,7 @@ def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str
         env.JOB_NAME: job.name,
         env.JOB_UID: job.uid,
         env.PROCESSES: str(processes),
+        env.FRAMEWORK: job.spec.framework,
         env.MAX_WORLD_SIZE: str(processes * job.max_replicas),
         env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
         env.GRACE_SECONDS: str(_agent_grace_s(job)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from regroup.protocol import env
+from regroup.protocol import env, frameworks
 from regroup_operator.api import Job
+from regroup_operator.api.frameworks import EVALUATOR
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import (
     ANNOTATION_SPEC_DIGEST,
@@ -41,6 +43,9 @@ def role_pod(job: Job, role: str, index: int, attempt: int) -> dict[str, Any]:
     name_in_dns(spec, job, role_host_name(job.name, role, index))
     resolve_names(spec)
     ours = {env.JOB_NAME: job.name, ROLE_NAME: role, ROLE_INDEX: str(index)}
+    if (job.spec.framework, role) == (frameworks.TENSORFLOW, EVALUATOR):
+        # An evaluator is outside of the cluster, in TensorFlow as here: it reads checkpoints.
+        ours["TF_CONFIG"] = json.dumps({"cluster": {}, "task": {"type": EVALUATOR, "index": index}})
     for container in spec["containers"]:
         given = [{"name": name, "value": value} for name, value in ours.items()]
         container["env"] = [*given, *(container.get("env") or [])]

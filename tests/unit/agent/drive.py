@@ -12,7 +12,7 @@ from _regroup_agent.ending import Terms
 from _regroup_agent.statefile import Saved
 from _regroup_agent.worker import Identity
 from _regroup_agent.writers import Look
-from regroup.protocol import local, wire
+from regroup.protocol import frameworks, local, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
@@ -39,8 +39,9 @@ class Drive:
         cannot_run: str = "",
         snapshot: SnapshotState | None = None,
         terms: Terms = TERMS,
+        framework: str = frameworks.PYTORCH,
     ) -> None:
-        identity = Identity(JOB, POD, "boot", processes, grace_s, saves, terms=terms)
+        identity = Identity(JOB, POD, "boot", processes, grace_s, saves, terms=terms, framework=framework)
         self.look: Look | Callable[[float], Look] = Look()
         self.core = Core(
             identity,

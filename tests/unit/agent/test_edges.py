@@ -23,10 +23,11 @@ from _regroup_agent.launch.command import (
     python_command,
 )
 from _regroup_agent.launch.environment import preload_modules, trainer_env
+from _regroup_agent.launch.frameworks import Place
 from _regroup_agent.main import NEEDED
 from _regroup_agent.progress import interval_s
 from _regroup_agent.statefile import UNKNOWN, Saved, StateFile
-from _regroup_agent.store_socket import StoreSocket
+from _regroup_agent.store_socket import Ports, StoreSocket
 from _regroup_agent.trainers import is_exiting
 from regroup.protocol import env
 from regroup_operator.api import parse_job
@@ -223,7 +224,7 @@ def test_pod_has_what_the_agent_reads() -> None:
 
 
 def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
-    got = trainer_env(BASE, socket_path="/a", local_rank=1, processes=2, incarnation=5, restarts=0, generation=None)
+    got = trainer_env(BASE, socket_path="/a", local_rank=1, processes=2, incarnation=5, restarts=0, place=None)
     assert got == {
         "HOME": "/h", env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
         env.SOCKET: "/a", env.INCARNATION: "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1",
@@ -234,7 +235,7 @@ def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
 
 def test_process_knows_its_place_in_its_group_of_workers() -> None:
     environ = {**BASE, env.WORKERS_PER_GROUP: "3", env.GROUP_POSITION: "2"}
-    got = trainer_env(environ, socket_path="/a", local_rank=1, processes=4, incarnation=0, restarts=0, generation=None)
+    got = trainer_env(environ, socket_path="/a", local_rank=1, processes=4, incarnation=0, restarts=0, place=None)
     assert (got[env.WORKERS_PER_GROUP], got[env.GROUP_PLACE]) == ("3", "9")
     assert env.GROUP_POSITION not in got
 
@@ -243,14 +244,14 @@ def test_process_knows_its_place_in_its_group_of_workers() -> None:
 def test_processes_of_one_pod_share_its_cores(processes: int, given: str | None, want: str | None) -> None:
     environ = BASE if given is None else {**BASE, "OMP_NUM_THREADS": given}
     got = trainer_env(
-        environ, socket_path="/a", local_rank=0, processes=processes, incarnation=0, restarts=0, generation=None
+        environ, socket_path="/a", local_rank=0, processes=processes, incarnation=0, restarts=0, place=None
     )
     assert got.get("OMP_NUM_THREADS") == want
 
 
 def test_environment_of_a_script_is_torchruns() -> None:
-    command = generation(1, 2, rank_offset=4, world_size=8, group_rank=2)
-    got = trainer_env(BASE, socket_path="/a", local_rank=1, processes=2, incarnation=5, restarts=3, generation=command)
+    place = Place(generation(1, 2, rank_offset=4, world_size=8, group_rank=2), local_rank=1, processes=2)
+    got = trainer_env(BASE, socket_path="/a", local_rank=1, processes=2, incarnation=5, restarts=3, place=place)
     assert {name: got[name] for name in (*env.RESERVED, env.TORCHELASTIC_RUN_ID, env.TORCHELASTIC_RESTART_COUNT,
                                          env.TORCHELASTIC_MAX_RESTARTS)} == {
         "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2",
@@ -437,3 +438,16 @@ def test_zipapp_without_its_environment_says_what_is_missing(tmp_path: Path) -> 
     assert done.returncode == 2
     assert done.stderr.startswith("regroup: REGROUP_OPERATOR_URL, ")
     assert done.stderr.count("\n") == 1
+
+
+def test_ports_of_processes_are_held_until_they_are_released_and_others_are_held_then() -> None:
+    ports = Ports("127.0.0.1", 2)
+    first = ports.numbers
+    assert len(set(first)) == 2
+    with socket.socket() as process, pytest.raises(OSError, match="in use"):
+        process.bind(("127.0.0.1", first[0]))
+    ports.renew()
+    assert not set(ports.numbers) & set(first)
+    with socket.socket() as process:
+        process.bind(("127.0.0.1", first[0]))
+        process.listen()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from _regroup_agent import events as ev
-from _regroup_agent.gpus import lack
+from _regroup_agent.gpus import has_none, lack
 from regroup.protocol import wire
 from regroup.protocol.state import Phase
 from tests.unit.agent.drive import Drive
@@ -62,3 +62,24 @@ def test_worker_that_cannot_train_tells_each_operator_and_starts_nothing(tier: s
     assert not [e for e in drive.all if isinstance(e, ev.Start)]
     drive.command(wire.Stop("Failed"))
     assert [e.code for e in drive.all if isinstance(e, ev.Exit)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("devices", "environment", "want"),
+    [
+        pytest.param(["null", "shm", "nvidiactl"], {}, True, id="no device of an accelerator"),
+        pytest.param(["nvidia0"], {}, False, id="NVIDIA"),
+        pytest.param(["nvidia0"], {"CUDA_VISIBLE_DEVICES": ""}, True, id="NVIDIA, and CUDA is told to show none"),
+        pytest.param(["nvidia0"], {"CUDA_VISIBLE_DEVICES": "0"}, False, id="NVIDIA, and CUDA is told to show it"),
+        pytest.param(["kfd", "dri"], {}, False, id="AMD"),
+        pytest.param(["kfd"], {"CUDA_VISIBLE_DEVICES": ""}, False, id="AMD, whatever CUDA is told"),
+        pytest.param(["accel0"], {}, False, id="another one"),
+    ],
+)
+def test_worker_that_certainly_computes_on_the_cpu(
+    tmp_path: Path, devices: list[str], environment: dict[str, str], want: bool
+) -> None:
+    for name in devices:
+        (tmp_path / name).touch()
+    assert has_none(environment, tmp_path) is want
+    assert not has_none(environment, tmp_path / "unreadable"), "nobody knows"

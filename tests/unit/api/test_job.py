@@ -176,6 +176,14 @@ def test_bad_shape_gets_one_sentence(change: Change, sentence: str) -> None:
         pytest.param(
             with_trainer(command=["sh", "-c", "exec torchrun --nnodes 1 t.py"]), "torchrun", id="launcher in a shell"
         ),
+        pytest.param(
+            lambda job: (
+                with_spec(framework="TensorFlow")(job),
+                with_trainer(env=[{"name": "TF_CONFIG", "value": "{}"}])(job),
+            ),
+            "env name TF_CONFIG is reserved, because Regroup sets it for every process with spec.framework TensorFlow",
+            id="environment of the framework",
+        ),
         pytest.param(with_spec(checkpoint={"path": "/ckpt/a"}), "(/ckpt/a) is not on a volume", id="path not mounted"),
         pytest.param(
             lambda job: (
@@ -443,3 +451,21 @@ def test_reserved_names_are_those_of_the_protocol() -> None:
     assert frozenset(env.RESERVED) == template.RESERVED_ENV
     assert set(env.RESERVED_PREFIXES) == set(template.RESERVED_ENV_PREFIXES)
     assert frozenset(env.ALLOWED) == template.ALLOWED_ENV
+
+
+def test_environment_of_another_framework_is_the_users() -> None:
+    raw = make_job(framework="JAX")
+    trainer(raw)["env"] = [{"name": "TF_CONFIG", "value": "{}"}, {"name": "DMLC_NUM_WORKER", "value": "1"}]
+    assert parse_job(raw).spec.framework == "JAX"
+
+
+def test_pods_of_another_framework_are_made_anew_before_the_start() -> None:
+    one, other = (parse_job(make_job(framework=name)) for name in ("PyTorch", "JAX"))
+    assert worker_digest(one) != worker_digest(other)
+
+
+@pytest.mark.parametrize("framework", ["PyTorch", "JAX", "None"])
+def test_framework_that_lists_no_members_has_roles_and_sizes_as_any(framework: str) -> None:
+    raw = make_job(framework=framework, replicas=300, elasticPolicy={"minReplicas": 2, "maxReplicas": 300})
+    with_spec(roles=[role("ps")])(raw)
+    assert parse_job(raw).max_replicas == 300

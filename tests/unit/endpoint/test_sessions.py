@@ -66,6 +66,15 @@ def test_fence(report: Report, dropped: bool) -> None:
     assert (after is None) == dropped
 
 
+def test_ports_of_the_processes_are_those_of_the_last_report() -> None:
+    before = session(replace(make_report(), ports=(7000, 7001)))
+    assert before.ports == (7000, 7001)
+    after = apply_report(before, replace(make_report(), ports=(7002, 7003)), 20.0)
+    assert after is not None
+    assert after.ports == (7002, 7003)
+    assert session().ports == ()
+
+
 def test_first_report_opens_a_session_that_is_not_connected() -> None:
     got = session()
     assert (got.boot, got.connected, got.condition_at_s, got.store_port) == ("boot", False, 10.0, 5000)

@@ -8,7 +8,7 @@ import pytest
 
 from regroup.protocol.document import FORCED, PLANNED, Document, Member, Store
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Generation, Ping
+from regroup.protocol.wire import DocumentCommand, Generation, Ping
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.commands import Briefing, plan_commands, script_due_s
@@ -78,6 +78,42 @@ def test_nobody_waits_where_nobody_joins_or_the_generation_is_forced_or_a_script
     assert told([trains(0), trains(1), trains(2)], JOINED) == [uid_of(slot) for slot in (0, 1, 2)]
     assert told(everybody, document(FORCED, 0, 1, 2, host=0)) == [uid_of(slot) for slot in (0, 1, 2)]
     assert told(everybody, JOINED, tier="Script") == [uid_of(slot) for slot in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("lists_members", "want"),
+    [
+        pytest.param(False, [1], id="the store's host"),
+        pytest.param(True, [0, 1], id="every member where the framework lists them, and nobody else"),
+    ],
+)
+def test_who_gets_the_document(lists_members: bool, want: list[int]) -> None:
+    briefing = Briefing(
+        workers=[trains(0), trains(1), joins(2, Phase.READY)], tier="Script", document=document(FORCED, 0, 1, host=1),
+        released=frozenset(), stop=None, stalled=False, now_s=0.0, lists_members=lists_members,
+    )  # fmt: skip
+    commands = list(plan_commands(briefing))
+    assert [tell.pod_uid for tell in commands if isinstance(tell.body, DocumentCommand)] == [uid_of(w) for w in want]
+    for uid in map(uid_of, want):
+        bodies = [type(tell.body) for tell in commands if tell.pod_uid == uid]
+        assert bodies.index(Generation) < bodies.index(DocumentCommand)
+
+
+@pytest.mark.parametrize(
+    ("lists_members", "entered", "want"),
+    [
+        pytest.param(True, 0, True, id="the list may be lost with the stream"),
+        pytest.param(True, NUMBER, False, id="its processes have started"),
+        pytest.param(False, 0, False, id="it needs no list"),
+    ],
+)
+def test_member_that_has_heard_is_told_again_on_a_new_stream(lists_members: bool, entered: int, want: bool) -> None:
+    briefing = Briefing(
+        workers=[joins(0, Phase.READY, heard=NUMBER, entered=entered)], tier="Script",
+        document=document(FORCED, 0, 1, host=1), released=frozenset(), stop=None, stalled=False, now_s=0.0,
+        lists_members=lists_members,
+    )  # fmt: skip
+    assert any(isinstance(tell.body, DocumentCommand) for tell in plan_commands(briefing)) is want
 
 
 @pytest.mark.parametrize(

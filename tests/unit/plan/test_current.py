@@ -49,7 +49,21 @@ FORMED = worker(1, group=Group.FORMED)
     ],
 )
 def test_decide_tier(status: dict[str, object], sessions: list[Session], want: str | None) -> None:
-    assert decide_tier(make_status(status), sessions, NOW_S) == want
+    assert decide_tier(make_status(status), sessions, NOW_S, on_torch=True) == want
+
+
+@pytest.mark.parametrize(
+    ("status", "sessions", "want"),
+    [
+        pytest.param({}, [], None, id="there is no generation"),
+        pytest.param(STATUS, [YOUNG, worker(1)], "Script", id="at once"),
+        pytest.param(STATUS, [YOUNG, worker(1, session=True)], "Session", id="the library is there all the same"),
+    ],
+)  # fmt: skip
+def test_framework_without_torch_runs_scripts(
+    status: dict[str, object], sessions: list[Session], want: str | None
+) -> None:
+    assert decide_tier(make_status(status), sessions, NOW_S, on_torch=False) == want
 
 
 def test_order_and_positions_of_groups_come_back_from_the_status() -> None:

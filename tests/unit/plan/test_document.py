@@ -50,6 +50,14 @@ def test_first_document() -> None:
     ]  # fmt: skip
 
 
+def test_document_names_a_port_for_each_process_where_the_framework_lists_them() -> None:
+    workers = tuple(make_worker(slot, session=make_session(slot, ports=(7000 + slot, 7100 + slot))) for slot in (0, 1))
+    assert [member.ports for member in build(workers, has_ports=True).members] == [(7000, 7100), (7001, 7101)]
+    assert [member.ports for member in build(workers).members] == [None, None]
+    with pytest.raises(ValueError, match="no port for each of its processes"):
+        build((workers[0], NEW_B), has_ports=True)
+
+
 def test_document_carries_checkpoint_and_lineage() -> None:
     ref, lineage = CheckpointRef(1, 5, "step-5.g1-x"), (LineageEntry(1, 0),)
     got = build(current=make_current((0, 1), lineage=lineage), checkpoint=ref)

@@ -158,6 +158,7 @@ def test_environment_is_complete_and_comes_before_the_users() -> None:
         env.JOB_NAME: "digits",
         env.JOB_UID: "1f4a-uid",
         env.PROCESSES: "2",
+        env.FRAMEWORK: "PyTorch",
         env.MAX_WORLD_SIZE: "10",
         env.MAX_RESTARTS: "4",
         env.GRACE_SECONDS: "25",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -46,6 +47,20 @@ def test_pod_of_a_role_has_no_name_in_the_dns_where_the_job_wants_none() -> None
     assert role_pod(job, "ps", 0, 0)["spec"].keys() & {"hostname", "subdomain"} == set()
     named = make_job().with_spec(roles=[role("ps")]).build()
     assert role_digest(job, "ps") != role_digest(named, "ps"), "it is made anew before the start"
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "want"),
+    [
+        pytest.param("TensorFlow", "evaluator", {"cluster": {}, "task": {"type": "evaluator", "index": 1}}, id="evaluator"),
+        pytest.param("TensorFlow", "board", None, id="another role has no task"),
+        pytest.param("PyTorch", "evaluator", None, id="another framework has no tasks"),
+    ],
+)  # fmt: skip
+def test_evaluator_of_tensorflow_has_its_task(framework: str, name: str, want: dict[str, Any] | None) -> None:
+    job = make_job().with_spec(framework=framework, roles=[role(name)]).build()
+    env = {entry["name"]: entry["value"] for entry in role_pod(job, name, 1, 0)["spec"]["containers"][0]["env"]}
+    assert json.loads(env.get("TF_CONFIG", "null")) == want
 
 
 def test_what_the_user_says_stays() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from regroup.protocol import env, wire
+from regroup.protocol import env, frameworks
+
+from .frameworks import Place, environment
 
 _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME,
                env.ENDS_ON_SIGINT, env.GROUP_POSITION, env.PROGRESS_LOG)  # fmt: skip
@@ -13,8 +15,17 @@ _READ_AT_IMPORT = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTO
 
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:
-    """Return the modules that the zygote imports. An empty list means that there is no zygote."""
-    return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]
+    """Return the modules that the zygote imports. An empty list means that there is no zygote.
+
+    A framework other than torch has none unless the user names modules, because its runtime may not bear a fork.
+    """
+    default = env.DEFAULT_PRELOAD if framework_of(environ) in frameworks.ON_TORCH else ""
+    return [name.strip() for name in environ.get(env.PRELOAD, default).split(",") if name.strip()]
+
+
+def framework_of(environ: Mapping[str, str]) -> str:
+    """Return `spec.framework` of the job that this pod belongs to."""
+    return environ.get(env.FRAMEWORK, frameworks.PYTORCH)
 
 
 def parser_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -52,13 +63,15 @@ def trainer_env(
     processes: int,
     incarnation: int,
     restarts: int,
-    generation: wire.Generation | None,
+    place: Place | None,
 ) -> dict[str, str]:
     """Return the whole environment of a trainer process.
 
-    Without a `generation`, as in a session, RANK, WORLD_SIZE, GROUP_RANK and MASTER_* are absent: the process asks the agent.
+    Without a `place`, as in a session, RANK, WORLD_SIZE, GROUP_RANK and MASTER_* are absent: the process asks the agent.
     """
-    out = {name: value for name, value in environ.items() if name not in _AGENTS_OWN and name not in env.RESERVED}
+    framework = framework_of(environ)
+    ours = {*_AGENTS_OWN, *env.RESERVED, *frameworks.RESERVED.get(framework, ())}
+    out = {name: value for name, value in environ.items() if name not in ours}
     out.setdefault("PYTHONUNBUFFERED", "1")
     # The end of a store's host is no error here, and torch would fill stderr with C++ stack traces of it.
     out.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -71,12 +84,12 @@ def trainer_env(
     out[env.LOCAL_WORLD_SIZE] = str(processes)
     out.setdefault(env.WORKERS_PER_GROUP, "1")
     out[env.GROUP_PLACE] = str(int(environ.get(env.GROUP_POSITION, "0")) * processes + local_rank)
-    if generation is not None:
-        out[env.RANK] = str(generation.rank_offset + local_rank)
-        out[env.WORLD_SIZE] = str(generation.world_size)
-        out[env.GROUP_RANK] = str(generation.group_rank)
-        out[env.MASTER_ADDR] = generation.store_host
-        out[env.MASTER_PORT] = str(generation.store_port)
+    if place is not None and framework == frameworks.NONE:
+        del out[env.LOCAL_RANK], out[env.LOCAL_WORLD_SIZE]
+    if place is not None:
+        for name, value in environment(framework, place).items():
+            out.setdefault(name, value)  # the user may have set what is not reserved
+    if place is not None and framework in frameworks.ON_TORCH:
         out[env.TORCHELASTIC_RUN_ID] = environ.get(env.JOB_UID, "regroup")
         out[env.TORCHELASTIC_RESTART_COUNT] = str(restarts)
         out[env.TORCHELASTIC_MAX_RESTARTS] = environ.get(env.MAX_RESTARTS, "0")

@@ -1,7 +1,8 @@
 """The generation document: everything that the members of one generation must agree on (rule 2).
 
 The operator builds it, writes its digest to the job's status by compare-and-swap, then sends it to the store's host. The process
-with local rank 0 there publishes it in the store. Every other member compares its digest with the one on its stream.
+with local rank 0 there publishes it in the store. Every other member compares its digest with the one on its stream. If a framework
+lists the members, all of their agents get the document (frameworks.LISTS_MEMBERS).
 """
 
 import hashlib
@@ -28,6 +29,8 @@ class Member:
     incarnation: int
     host: str
     processes: int
+    ports: Optional[tuple[int, ...]] = None
+    """A free port for each process; None: the framework of the job needs none."""
 
 
 @dataclass(frozen=True)

@@ -249,6 +249,8 @@ class Report:
     """Members that this agent observes and has heard nothing of for SUSPECT_S or longer."""
     saved_age_s: Optional[float] = None
     """Tier Script: seconds since the script last completed a checkpoint in REGROUP_CHECKPOINT_DIR. None: this agent saw none."""
+    ports: Optional[tuple[int, ...]] = None
+    """Ports that the agent keeps for its processes in the next generation, one for each. None: their framework needs none."""
 
     @property
     def incarnation(self) -> int:
@@ -267,6 +269,9 @@ class Report:
             raise codec.ProtocolError(f"report.store_port ({report.store_port}) is no port. Send 0 to 65535.")
         if not 0 <= report.observed_port < 65536:
             raise codec.ProtocolError(f"report.observedPort ({report.observed_port}) is no port. Send 0 to 65535.")
+        for port in report.ports or ():
+            if not 0 < port < 65536:
+                raise codec.ProtocolError(f"report.ports ({port}) is no port. Send 1 to 65535.")
         # The next generation is one more than the newest that anybody names, and a status has room for 63 bits.
         _check_counts(
             "report.condition", report.condition, ("incarnation", "generation", "step", "heard", "entered", "adopted")
@@ -361,7 +366,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class Generation:
-    """This worker's part of a generation. `hosts_store`: the document follows on this stream as `DocumentCommand`."""
+    """This worker's part of a generation. `hosts_store`: the document follows on this stream as `DocumentCommand`.
+    It does so for every member if their framework lists the members (frameworks.LISTS_MEMBERS)."""
 
     TYPE = "generation"
     number: int

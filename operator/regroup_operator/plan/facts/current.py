@@ -113,11 +113,12 @@ def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
     return frozenset(slot for slot, pod in newest.items() if pod.spec_digest not in ("", digest))
 
 
-def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float) -> str | None:
+def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float, *, on_torch: bool) -> str | None:
     """Return the tier of the script, or None while it is open.
 
     The tier is Session once a process has said that it uses the library. It is Script when all members run without it: they have
-    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S.
+    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. A framework that is not on torch runs scripts only, since
+    the library needs torch.
     """
     tier: str | None = status.tier
     if tier == "Session" or any(s.condition.session for s in sessions):
@@ -125,6 +126,8 @@ def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float) ->
     membership = status.membership
     if tier is not None or membership is None:
         return tier
+    if not on_torch:
+        return "Script"
     due = [
         script_at_s(s, SCRIPT_AFTER_S)
         for s in sessions

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
 
+from regroup.protocol import frameworks
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import EndTakenBack, JobStatus, Membership
@@ -99,6 +100,11 @@ class Facts:
         """Maps each role that is required for completion to the number of its pods that have not succeeded."""
         job, roles = self.inputs.job, self.inputs.obs.roles
         return awaited(job, succeeded(job, roles))
+
+    @property
+    def lists_members(self) -> bool:
+        """True if the framework of the job lists all members in each process."""
+        return self.inputs.job.spec.framework in frameworks.LISTS_MEMBERS
 
     @property
     def slots(self) -> int:
@@ -250,7 +256,10 @@ def gather_facts(inputs: Inputs) -> Facts:
         if earlier:
             released |= set(earlier)
             status = status.with_fields(tier=None)
-    tier = decide_tier(status, [s for uid, s in sessions.items() if uid not in released], clock.now_s)
+    on_torch = job.spec.framework in frameworks.ON_TORCH
+    tier = decide_tier(
+        status, [s for uid, s in sessions.items() if uid not in released], clock.now_s, on_torch=on_torch
+    )
     processes = processes_per_worker(job)
     finished = read_finished(status)
     ids = frozenset(current.members) if current else frozenset()

@@ -35,6 +35,8 @@ class Header:
     session_tier: bool
     per_group: int = 1
     """Workers of a group."""
+    has_ports: bool = False
+    """The document names a port for each process, since the job's framework lists its members."""
     before: Document | None = None
     """The newest document, if this operator has it."""
 
@@ -42,13 +44,24 @@ class Header:
 def build_document(announce: Announce, current: Current | None, workers: Iterable[Worker], header: Header) -> Document:
     """Return the document of the generation that is announced.
 
-    Raises ValueError if no member offers a socket for the store, or an agent of a member has not called."""
+    Raises ValueError if no member offers a socket for the store, an agent of a member has not called, or one offers too few
+    ports."""
     per_group = header.per_group
     workers = tuple(workers)
     if any(w.pod is None or w.session is None for w in announce.members):
         raise ValueError("a member has no pod, or its agent has not called")
+    if header.has_ports and any(len(w.session.ports) != header.processes for w in announce.members if w.session):
+        raise ValueError("an agent offers no port for each of its processes")
     members = tuple(
-        Member(w.id.slot, w.pod.name, w.pod.uid, w.session.condition.incarnation, w.pod.ip, header.processes)
+        Member(
+            w.id.slot,
+            w.pod.name,
+            w.pod.uid,
+            w.session.condition.incarnation,
+            w.pod.ip,
+            header.processes,
+            w.session.ports if header.has_ports else None,
+        )
         for w in announce.members
         if w.pod is not None and w.session is not None
     )

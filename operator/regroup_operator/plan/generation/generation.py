@@ -262,6 +262,7 @@ def _announce(
             imported=None if resumed is None else resumed.digest,
             session_tier=facts.tier == "Session",
             per_group=facts.per_group,
+            has_ports=facts.lists_members,
             before=kept.issued.document,
         )
         document = build_document(decision, current, workers, header)
