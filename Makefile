@@ -74,6 +74,11 @@ test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Re
 	.venv-oldest/bin/python -m pytest -q $(TWO) tests/unit tests/trainer
 	$(took)
 
+.PHONY: test-frameworks
+test-frameworks: venv venv-frameworks ## The samples of JAX, XGBoost and TensorFlow: killed, grown, run to their end
+	REGROUP_SLOW=1 $(PYTEST) --durations=5 tests/trainer/test_frameworks.py
+	$(took)
+
 .PHONY: programs
 programs: | $(UV) ## Build kube-apiserver, kubectl, helm and the rest, unless the cache has them; needs no venv
 	@nice -n 19 .uv/bin/python -m cluster build >/dev/null
@@ -107,7 +112,7 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 .PHONY: test-all
 test-all: export REGROUP_SLOW := 1  # nothing is left out
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test test-cluster test-oldest ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: test test-cluster test-oldest test-frameworks ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 100 --per-job 10 --model split --resume
@@ -204,6 +209,15 @@ venv-oldest: .venv-oldest/.synced ## Install every locked package into .venv-old
 .venv-oldest/.synced: pyproject.toml uv.lock | venv
 	@began=$$SECONDS; UV_PROJECT_ENVIRONMENT=.venv-oldest $(UV) sync --frozen --all-extras --no-group newest-torch --group oldest-torch \
 	  --compile-bytecode && $(call downloaded,Python packages with the oldest torch,$(PY))
+	@touch $@
+
+.PHONY: venv-frameworks
+venv-frameworks: .venv-frameworks/.synced ## Install JAX, XGBoost and TensorFlow into .venv-frameworks, for CPUs (2.2 GB)
+
+# Apart from .venv: it stands for a user's image, in which nothing of ours is.
+.venv-frameworks/.synced: tests/trainer/frameworks.txt | venv
+	@$(UV) venv --quiet --allow-existing --python $(PY) .venv-frameworks
+	@$(UV) pip install --quiet --python .venv-frameworks/bin/python --requirement $<
 	@touch $@
 
 # Apart from .venv, which needs nothing of it: 100 MB.
