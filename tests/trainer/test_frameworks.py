@@ -68,6 +68,7 @@ def test_killed_and_grown_script_goes_on_from_its_checkpoint_to_the_right_end(
     python = python_with(module)
     run = start(
         *("--framework", framework, "--workers", "2", "--min", "1", "--max", "3", "--join-quiet", "0.2"),
+        *("--progress-log", r"^step (?P<step>\d+)  \w+ (?P<loss>\S+)"),
         *(python, str(SAMPLES / script), "--checkpoint", str(tmp_path / "saved")),
         *("--steps", str(STEPS), "--every", str(EVERY), "--pace", PACE_S),
     )
@@ -83,6 +84,6 @@ def test_killed_and_grown_script_goes_on_from_its_checkpoint_to_the_right_end(
     run.wait(lambda _: all_begun(run, 3, EVERY), "three go on from the checkpoint", timeout_s=180)
     ended = run.wait(lambda s: s.get("phase") == "Succeeded", "the end", timeout_s=180)
     assert run.process.wait(60) == 0
-    assert ended["tier"] == "Script"
+    assert (ended["tier"], ended["progress"]["step"]) == ("Script", STEPS)
     text = run.log.read_text()
     assert [rank for rank in range(3) if f"process {rank} of 3 {end}" not in text] == []
