@@ -23,6 +23,7 @@ from harness.local_run import LocalRun
 from harness.polling import until
 from regroup.protocol import wire
 from regroup.protocol.state import Phase
+from tests.long import trials
 from tests.trainer.agent_edge import OperatorEdge, Worker, generation
 
 BEGIN = """
@@ -165,13 +166,13 @@ class Changes:
 def test_ranks_that_are_replaced_at_random_moments_never_break_a_checkpoint(
     operator: OperatorEdge, pair: Worker
 ) -> None:
-    changes, moments = Changes(operator, pair, IN_PLACE), random.Random(31)
-    for _ in range(20):
+    changes, moments, times = Changes(operator, pair, IN_PLACE), random.Random(31), trials(4, long=20)
+    for _ in range(times):
         changes.wait_saved()
         time.sleep(moments.uniform(0.0, 2.0))
         changes.next()
     assert changes.faults() == []
-    assert len(pair.noted("saved")) >= 20
+    assert len(pair.noted("saved")) >= times
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_job_that_is_scaled_at_random_moments_never_breaks_a_checkpoint(
         return [one for one in map(json.loads, lines) if one["what"] == what]
 
     workers, generation_before = 2, 0
-    for _ in range(20):
+    for _ in range(trials(5, long=20)):
         generation_before = run.trains(workers, after=generation_before)["membership"]["generation"]
         saved = len(noted("saved"))
         until(lambda saved=saved: len(noted("saved")) > saved, "one more checkpoint", timeout_s=60)  # type: ignore[misc]
