@@ -177,7 +177,7 @@ class CheckpointPolicy(SpecModel):
     on several nodes). It is mounted at /regroup/checkpoint. Exactly one of volumeClaim and path is required."""
 
     path: str | None = Field(default=None, min_length=1, max_length=4096)
-    """Absolute directory on a volume that the template mounts in the container `trainer`, shared by all workers."""
+    """Absolute directory on a volume that the template mounts in the trainer's container, shared by all workers."""
 
     every_seconds: int = Field(default=300, ge=1, le=604800)
     """Seconds between the starts of two checkpoints. A checkpoint begins after a step, once the data of the one before is on the

@@ -66,6 +66,20 @@ def trainer(state: dict[str, Any], restarts: int = 2) -> dict[str, Any]:
     return changed(containerStatuses=[{"name": "trainer", "restartCount": restarts, "state": state}])
 
 
+def test_trainer_of_another_name_is_the_one_of_the_annotation() -> None:
+    """A webhook has put a container of its own beside the template's only one."""
+    pod = copy.deepcopy(POD)
+    pod["metadata"]["annotations"]["regroup.dev/trainer-container"] = "main"
+    pod["spec"]["containers"] = [
+        {"name": "proxy", "resources": {"limits": {"memory": "1Gi"}}},
+        {"name": "main", "resources": {"limits": {"memory": "2Gi"}}},
+    ]
+    pod["status"]["containerStatuses"][1]["name"] = "main"
+    read = slim_pod(pod, None, 50.0)
+    assert read is not None
+    assert (read.container_restarts, read.last_exit_code, read.memory_limit) == (2, 137, "2Gi")
+
+
 def test_running_worker_is_read_whole() -> None:
     pod = slim_pod(POD, None, 50.0)
     assert pod is not None
