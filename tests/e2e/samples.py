@@ -95,8 +95,9 @@ def session(k: Kubectl, namespace: str, plain: Future[str]) -> str:
 
 
 def script(k: Kubectl, namespace: str) -> str:
-    """Run the unmodified script's sample through a kill and two resizes; return its starts. Fails where one lost its work."""
-    command = ["python", "-u", "/regroup-samples/script.py", "--checkpoint", "/trace/script.pt", "--steps", "1200"]
+    """Run the script by its torchrun command through a kill and two resizes; return its starts. Fails where one lost its work."""
+    command = ["torchrun", "--nnodes=1:3", "--nproc-per-node=1", "/regroup-samples/script.py"]
+    command += ["--checkpoint", "/trace/script.pt", "--steps", "1200"]
     job = traced_job.start(k, namespace, "script", replicas=2, elastic=(1, 3), command=command)
     job.wait(90, "the script runs", state="Running", ready="2/2")
     assert job.status()["tier"] == "Script"
