@@ -25,10 +25,10 @@ PYTHONS = (
     *filter(None, os.environ.get("REGROUP_FRAMEWORKS_PYTHON", "").split(os.pathsep)),
     str(ROOT / ".venv-frameworks" / "bin" / "python"),
 )
-STEPS = 500
-EVERY = 10
+STEPS = 600
+EVERY = 50
+"""Steps between two checkpoints. A planned change waits for files that are being written, so they are seconds apart."""
 PACE_S = "0.1"
-"""A step takes so long. The 30 s until the job is called Running, before which it does not grow, take 300 of them."""
 BEGINS = re.compile(r"process (\d+) of (\d+) begins at step (\d+)")
 
 
@@ -72,16 +72,16 @@ def test_killed_and_grown_script_goes_on_from_its_checkpoint_to_the_right_end(
         *(python, str(SAMPLES / script), "--checkpoint", str(tmp_path / "saved")),
         *("--steps", str(STEPS), "--every", str(EVERY), "--pace", PACE_S),
     )
-    run.wait(lambda _: f"step {2 * EVERY} " in run.log.read_text(), "a checkpoint", timeout_s=240)
+    run.wait(lambda _: f"step {EVERY} " in run.log.read_text(), "a checkpoint", timeout_s=240)
     assert begun(run, 2) == {(0, 0), (1, 0)}
     (agent,) = (pid for pid, worker in run.agents().items() if worker == "local-worker-1-0")
     (trainer,) = children(agent)
     os.kill(trainer, signal.SIGKILL)
-    run.wait(lambda _: all_begun(run, 2, EVERY), "both go on from the checkpoint", timeout_s=180)
+    run.wait(lambda _: all_begun(run, 2, EVERY - 1), "both go on from the checkpoint", timeout_s=180)
 
     run.trains(2, after=1)
     run.scale(3)
-    run.wait(lambda _: all_begun(run, 3, EVERY), "three go on from the checkpoint", timeout_s=180)
+    run.wait(lambda _: all_begun(run, 3, EVERY - 1), "three go on from the checkpoint", timeout_s=180)
     ended = run.wait(lambda s: s.get("phase") == "Succeeded", "the end", timeout_s=180)
     assert run.process.wait(60) == 0
     assert (ended["tier"], ended["progress"]["step"]) == ("Script", STEPS)
