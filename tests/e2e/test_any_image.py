@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, wait_until
 from harness import installation
 from harness.job import JobView
 from tests.e2e import pythons
@@ -45,6 +45,7 @@ def run(
         volumes.append({"name": "python", "persistentVolumeClaim": {"claimName": python, "readOnly": True}})
         mounts.append({"name": "python", "mountPath": "/python"})
         env.append({"name": "PATH", "value": "/python/bin:/usr/bin:/bin"})
+        env.append({"name": "LD_LIBRARY_PATH", "value": "/python/lib"})  # pyenv's libpython is where it was built
     trainer = {
         "name": "trainer",
         "image": image,
@@ -65,8 +66,16 @@ def run(
     k.apply(
         {"apiVersion": "regroup.dev/v1alpha1", "kind": "DistributedTrainingJob", "metadata": metadata, "spec": spec}
     )
-    JobView(k, namespace, name).wait(240, f"{name} trains to its end", state="Succeeded")
+    view = JobView(k, namespace, name)
+    wait_until(lambda: _state(view) in ("Succeeded", "Failed"), f"{name} trains to its end", timeout_s=240)
+    said = [condition["message"] for condition in view.status()["conditions"]]
+    logs = "\n".join(view.logs(pod["metadata"]["name"])[-2000:] for pod in view.pods())
+    assert _state(view) == "Succeeded", f"{said}\n{logs}"
     return {path.name: path.read_text() for path in notes.iterdir()}
+
+
+def _state(job: JobView) -> str:
+    return str((job.status().get("summary") or {}).get("state"))
 
 
 def shows(notes: dict[str, str]) -> None:
