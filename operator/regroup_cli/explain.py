@@ -12,6 +12,10 @@ NORMAL = {"Accepted": "True", "PodsReady": "True", "AgentsConnected": "True", "T
           "CheckpointsSaved": "True", "SnapshotsTaken": "True"}  # fmt: skip
 """Condition -> its status while a job trains well."""
 ENDS = ("Complete", "Failed", "Suspended")
+TIERS = {
+    "Script": "The program runs as it is (tier Script): a change of workers starts all processes again, from its checkpoint.",
+    "Session": "The program has a session (tier Session): processes that live on keep their state.",
+}
 COMPLETING, FINISHING = "Completing", "Finishing"
 """States of a job whose steps are over. Condition Complete names what it waits for: scripts or roles."""
 SUCCEEDED, FAILED = "Succeeded", "Failed"
@@ -80,7 +84,7 @@ def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[s
     name, now = job["metadata"]["name"], state(job)
     status = job.get("status") or {}
     conditions = {c["type"]: c for c in status.get("conditions", ())}
-    out = [f"{name} is {now}."]
+    out = [" ".join(filter(None, (f"{name} is {now}.", TIERS.get(status.get("tier", "")))))]
     if "conditions" not in status:
         out = [
             f"No operator has looked at {name} yet. See kubectl -n regroup-system get pods,lease. If an operator leads: do its "

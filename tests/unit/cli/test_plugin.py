@@ -123,6 +123,10 @@ EVENTS = [
     ("given", "pods", "events", "says"),
     [
         pytest.param(job(incidents=[]), [pod("a")], [], ["digits is Running.", "Nothing is wrong: Running  3/3"], id="well"),
+        pytest.param(job(incidents=[], tier="Script"), [pod("a")], [],
+                     ["digits is Running. The program runs as it is (tier Script)", "Nothing is wrong"], id="a program as it is"),
+        pytest.param(job(incidents=[], tier="Session"), [pod("a")], [],
+                     ["digits is Running. The program has a session (tier Session)", "Nothing is wrong"], id="a session"),
         pytest.param(job(conditions=[NOT_READY], incidents=[]), [], [],
                      ["digits is Running.", "PodsReady is False (Unschedulable): 2 of 3"],
                      id="a condition that is not as it should be"),
