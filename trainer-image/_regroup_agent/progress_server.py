@@ -27,13 +27,13 @@ MAX_HEAD_BYTES = 8 << 10
 MAX_BODY_BYTES = 64 << 10
 MAX_METRICS = 1000
 MAX_OPEN = 16
-"""Connections at one time. A program has one of them for a moment every few seconds."""
+"""Connections at one time. A program has one of them for a moment every few seconds. As many more are told to try again later."""
 REQUEST_S = 3.0
 """Time for a whole request. Hugging Face's Trainer waits 5 s for its answer, and trains no step meanwhile."""
 STEP, TOTAL, LOSSES = "current_step", "total_steps", ("loss", "train_loss")
 """Names of metrics, as transformers 5 writes them. `train_loss` is the mean of a run, which it adds at the end."""
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 405: "Method Not Allowed", 411: "Length Required",
-            413: "Content Too Large", 431: "Request Header Fields Too Large"}  # fmt: skip
+            413: "Content Too Large", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}  # fmt: skip
 
 
 class Refused(Exception):
@@ -154,22 +154,23 @@ class ProgressServer:
         return str(path)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._num_open >= MAX_OPEN:
+        if self._num_open >= 2 * MAX_OPEN:
             writer.transport.abort()
             return
+        is_full = self._num_open >= MAX_OPEN
         self._num_open += 1
         try:
-            await asyncio.wait_for(self._answer(reader, writer), REQUEST_S)
+            await asyncio.wait_for(self._answer(reader, writer, is_full), REQUEST_S)
         except (asyncio.TimeoutError, EOFError, OSError):
             writer.transport.abort()
         finally:
             self._num_open -= 1
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_full: bool) -> None:
         status, why = 200, ""
         try:
-            self._on_words(*await self._request(reader))
+            self._on_words(*await self._request(reader, is_full))
         except Refused as error:
             status, why = error.status, str(error)
         text = why.encode("ascii", "replace")
@@ -177,12 +178,14 @@ class ProgressServer:
         writer.write(head.encode("ascii") + text)
         await writer.drain()
 
-    async def _request(self, reader: asyncio.StreamReader) -> tuple[int, int, Words]:
+    async def _request(self, reader: asyncio.StreamReader, is_full: bool) -> tuple[int, int, Words]:
         """Read one request, and return who posted what. Raises Refused, EOFError, OSError."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             raise Refused(431, f"The head has more than {MAX_HEAD_BYTES} bytes.") from None
+        if is_full:
+            raise Refused(503, f"The agent has {MAX_OPEN} other connections. Try again later.")
         first, *lines = head.decode("latin-1").split("\r\n")
         headers = {
             name.strip().lower(): value.strip()

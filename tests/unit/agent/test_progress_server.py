@@ -226,15 +226,25 @@ def test_slow_requests_are_cut_and_leave_room_for_others(tmp_path: Path, monkeyp
     served(tmp_path, act)
 
 
-def test_connections_beyond_the_bound_are_cut_at_once(tmp_path: Path) -> None:
-    async def act(server: ProgressServer, told: Told) -> None:  # noqa: ARG001
+@pytest.mark.parametrize(
+    ("num_held", "answer"),
+    [
+        pytest.param(MAX_OPEN - 1, b"HTTP/1.1 200 OK", id="one is free"),
+        pytest.param(MAX_OPEN, b"HTTP/1.1 503 Service Unavailable", id="a sentence that says to try again"),
+        pytest.param(2 * MAX_OPEN, b"", id="cut at once"),
+    ],
+)
+def test_connections_beyond_the_bound_are_refused(tmp_path: Path, num_held: int, answer: bytes) -> None:
+    async def act(server: ProgressServer, told: Told) -> None:
         port = int(server.url.split(":")[2].rstrip("/"))
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_OPEN)]
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num_held)]
         for _, writer in held:
             writer.write(b"POST")
             await writer.drain()
         token = Path(server.issue(0, 1)).read_text()
-        assert await asyncio.wait_for(call(server, request(BODY, token)), 2.0) == b""
+        said = await asyncio.wait_for(call(server, request(BODY, token)), 2.0)
+        assert said.split(b"\r\n")[0] == answer
+        assert told == ([(0, 1, Words(4))] if b" 200 " in answer else [])
         for _, writer in held:
             writer.close()
 
