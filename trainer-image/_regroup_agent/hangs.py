@@ -102,7 +102,8 @@ class Hangs:
             return
         self._answers[found.local_rank] = found
         since = "" if found.place_s is None else f" for {found.place_s:.1f} s"
-        head = f"No step is committed. Process {found.local_rank} is {PLACES.get(found.place, found.place)}{since}: {found.where}"
+        what = "No step is committed" if self._worker.by_session else "The script's progress has not changed"
+        head = f"{what}. Process {found.local_rank} is {PLACES.get(found.place, found.place)}{since}: {found.where}"
         self._worker.effects += [ev.Log(line) for line in (head, *text.splitlines())]
         self._send_if_complete()
 

@@ -13,6 +13,7 @@ from regroup.protocol.codec import to_json
 from regroup.protocol.state import Busy, Phase, StatePair
 from regroup.protocol.wire import ProcessStack
 from tests.unit.agent.drive import Drive, committed
+from tests.unit.agent.test_script import starts
 
 LOAD = local.Stack(
     "outside", None, "load (train.py:4)", "load (train.py:4) < main (train.py:9)", "thread MainThread:\n  x"
@@ -49,6 +50,15 @@ def test_process_that_does_not_answer_is_probed_and_named_with_what_the_kernel_s
     drive.feed(ev.Probed(1, drive.incarnations[1], "stopped", "stopped by a signal (state T)", "process 7: state T"))
     (stacks,) = drive.bodies(wire.Stacks)
     assert (stacks.processes[1].place, stacks.processes[1].where) == ("stopped", "stopped by a signal (state T)")
+
+
+def test_log_of_a_script_that_stands_still_speaks_of_its_progress() -> None:
+    """It commits no steps."""
+    drive = starts(1).command(wire.DumpStacks())
+    drive.wait(ANSWER_S)
+    drive.feed(ev.Probed(0, drive.incarnations[0], "silent", "sleeping (state S)", "process 7: state S"))
+    logged = [log.text for log in drive.of(ev.Log)]
+    assert logged[0] == "The script's progress has not changed. Process 0 is silent: sleeping (state S)"
 
 
 def test_report_goes_without_a_process_of_which_nothing_can_be_learned() -> None:

@@ -51,6 +51,16 @@ def test_broken_group_names_who_was_lost(members: list[Worker], names: str, text
     assert (got.id, got.cause, got.text) == (names, "CollectiveFailed", text)
 
 
+def test_worker_of_which_one_process_of_several_hung_has_reported_no_collective() -> None:
+    fault = make_fault(cause="hung", message="The script's progress has not changed for 70 s: rank 0 is sleeping.")
+    session = make_session(0, Phase.BROKEN, 2, fault=fault, fault_generation=2)
+    worker = make_worker(0, Standing.BROKEN, session=session, why="CollectiveFailed")
+    text = name_culprit(CURRENT, [worker, C], worker).text
+    assert text == (
+        "worker 0 lost a process that hung (The script's progress has not changed for 70 s: rank 0 is sleeping)"
+    )
+
+
 @pytest.mark.parametrize(
     ("standing", "why", "text"),
     [

@@ -78,6 +78,8 @@ def _verb(worker: Worker) -> str:
     if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"
+    if worker.why == "CollectiveFailed" and fault is not None and fault.cause == "hung":
+        return f"lost a process that hung ({shorten(fault.message.rstrip('.'), MAX_WORDS)})"
     if worker.why == "CollectiveFailed" and fault is not None and fault.message and fault.cause != "exit":
         return f"reported a failed collective ({shorten(fault.message.rstrip('.'), MAX_WORDS)})"
     cause = worker.session.condition.cause if worker.session else None

@@ -375,7 +375,7 @@ def summary(
     elif phase == RUNNING and progress.remaining_seconds is not None:
         eta = duration(progress.remaining_seconds)
     counted = "" if progress.optimizer_steps is None else f"+{progress.optimizer_steps}"
-    share = 100 * step // total if step is not None and total else None
+    share = min(100, 100 * step // total) if step is not None and total else None
     if progress.percent is not None:
         share = int(progress.percent)
     return Summary(
