@@ -177,6 +177,8 @@ class Core:
             worker.progress_factor = event.progress_factor
             worker.progress.hurry(worker.progress_interval_s)
             worker.script_progress.hurry(worker.progress_interval_s)
+        elif isinstance(event, ev.PatternGivenUp):
+            worker.script_progress.drop(wire.LOGGED, interval_s=worker.progress_interval_s, now_s=now_s)
         elif isinstance(event, ev.Terminated):
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):

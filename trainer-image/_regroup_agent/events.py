@@ -65,6 +65,11 @@ class Told:
 
 
 @dataclass(frozen=True)
+class PatternGivenUp:
+    """The pattern of spec.progress.log is too slow: no process will be heard in that way any more (progress_lines)."""
+
+
+@dataclass(frozen=True)
 class Detached:
     """The process's session connection is closed; the process itself may still run."""
 
@@ -177,6 +182,7 @@ Event = Union[
     Paced,
     FromTrainer,
     Told,
+    PatternGivenUp,
     Detached,
     Spawned,
     Held,

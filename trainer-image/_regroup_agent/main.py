@@ -147,7 +147,11 @@ class Agent:
             self._label if self._processes > 1 else None,
             lambda local_rank, incarnation: self._feed(ev.Spawned(local_rank, incarnation)),
             self._exited,
-            _pattern(environ, lambda rank, incarnation, words: self._told(rank, incarnation, LOGGED, words)),
+            _pattern(
+                environ,
+                lambda rank, incarnation, words: self._told(rank, incarnation, LOGGED, words),
+                lambda: self._feed(ev.PatternGivenUp()),
+            ),
         )
         self._reports = ProgressServer(
             environ[env.STATE_DIR],
@@ -489,13 +493,15 @@ def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettin
     return ScriptSettings()
 
 
-def _pattern(environ: Mapping[str, str], on_words: Callable[[int, int, Words], None]) -> ProgressPattern | None:
+def _pattern(
+    environ: Mapping[str, str], on_words: Callable[[int, int, Words], None], on_given_up: Callable[[], None]
+) -> ProgressPattern | None:
     """Return the pattern of spec.progress.log; None: there is none, or this version of Python cannot use it, which is logged."""
     text = environ.get(env.PROGRESS_LOG)
     if not text:
         return None
     try:
-        return ProgressPattern(compile_pattern(text), log, on_words)
+        return ProgressPattern(compile_pattern(text), log, on_words, on_given_up)
     except PatternError as error:
         log(f"spec.progress.log {error}")
         return None

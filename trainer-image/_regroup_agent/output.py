@@ -2,7 +2,8 @@
 
 A container runtime may stop reading its pipe, for example while the node's disk is full. If the agent blocked then, pings would
 go unanswered and the operator would give the worker up. So a thread writes in order, from a queue of bounded size, and
-lines that do not fit are dropped and counted. The stdout of a pod's only trainer does not come through here.
+lines that do not fit are dropped and counted. The stdout of a pod's only trainer comes through here only if its lines are searched
+for its progress (spec.progress.log).
 """
 
 from __future__ import annotations

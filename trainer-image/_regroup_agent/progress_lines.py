@@ -2,7 +2,8 @@
 
 A regular expression may take exponential time, and Python's matcher knows no limit. An alarm ends it: the matcher looks for signals
 every few thousand steps. So the agent never stands still, which the operator would take for a lost worker. A pattern that
-was too slow a few times is given up, with a sentence. Runs in the main thread, because signals arrive there.
+was too slow a few times is given up, with a sentence. All limits are in CPU time, because a busy node makes no pattern slow. Runs
+in the main thread, because signals arrive there.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from regroup.protocol.progress_log import LOSS, PERCENT, STEP, TOTAL
 
 from .script_progress import Words
 
 LOOK_S = 0.05
-"""Longest time of one look at new output. A look at a line takes microseconds."""
+"""Most CPU time of one look at new output. A look at a line takes microseconds."""
 MAX_LINE = 1000
 """Characters of a line to which the pattern is applied."""
 MAX_KEPT = 1 << 16
@@ -28,8 +29,21 @@ MAX_KEPT = 1 << 16
 REST = 20
 """A look that took t seconds is followed by a rest of REST * t. So looks take a twentieth of one core at most."""
 MAX_SLOW = 3
-"""So many looks that were too slow end the use of the pattern."""
+"""So many looks that were too slow end the use of the pattern, ..."""
+GOOD = 100
+"""... unless so many others lay between two of them."""
 _SEPARATORS = str.maketrans("", "", ",_")
+
+
+class Timer(Protocol):
+    """A call that is due."""
+
+    def cancel(self) -> None:
+        """Call it off."""
+
+
+Later = Callable[[float, Callable[[], None]], Timer]
+"""Calls a function after some seconds."""
 
 
 class _TooSlowError(Exception):
@@ -39,19 +53,26 @@ class _TooSlowError(Exception):
 class ProgressPattern:
     """The pattern of one worker. All streams of its processes share it.
 
-    `on_words(local_rank, incarnation, words)` gets what a process has said.
+    - `on_words(local_rank, incarnation, words)` gets what a process has said.
+    - `on_given_up()` is called once, after the last words.
     """
 
     def __init__(
-        self, pattern: re.Pattern[str], log: Callable[[str], None], on_words: Callable[[int, int, Words], None]
+        self,
+        pattern: re.Pattern[str],
+        log: Callable[[str], None],
+        on_words: Callable[[int, int, Words], None],
+        on_given_up: Callable[[], None],
     ) -> None:
         self._pattern: re.Pattern[str] | None = pattern
         self._names = frozenset(pattern.groupindex)
-        self._log, self._on_words, self._num_slow = log, on_words, 0
+        self._log, self._on_words, self._on_given_up = log, on_words, on_given_up
+        self._num_slow = self._num_good = 0
+        """Looks that were too slow, and others since the last of these."""
 
-    def reader(self, local_rank: int, incarnation: int) -> ProgressReader:
-        """Return a reader for one output stream of a process."""
-        return ProgressReader(self, lambda words: self._on_words(local_rank, incarnation, words))
+    def reader(self, local_rank: int, incarnation: int, later: Later) -> ProgressReader:
+        """Return a reader for one output stream of a process. `later`: call_later of the event loop."""
+        return ProgressReader(self, lambda words: self._on_words(local_rank, incarnation, words), later)
 
     def find(self, text: str) -> Words | None:
         """Return the newest number of each group in these lines; None: no line matches."""
@@ -69,46 +90,73 @@ class ProgressPattern:
                             break
         except _TooSlowError:
             self._slow()
-        return _words(found) if found else None
+        else:
+            self._num_good += 1
+        return _words(found) if found and self._pattern is not None else None
 
     def _slow(self) -> None:
-        self._num_slow += 1
+        self._num_slow = 1 if self._num_good >= GOOD else self._num_slow + 1
+        self._num_good = 0
         if self._num_slow >= MAX_SLOW:
             self._pattern = None
             self._log(
                 f"The pattern of spec.progress.log took longer than {LOOK_S * 1000:.0f} ms {MAX_SLOW} times, and is not used any "
                 "more. Write it without a repetition inside of a repetition, and with fewer .* in it."
             )
+            self._on_given_up()
 
 
 class ProgressReader:
     """The output of one stream of a process."""
 
     def __init__(
-        self, pattern: ProgressPattern, on_words: Callable[[Words], None], clock: Callable[[], float] = time.monotonic
+        self,
+        pattern: ProgressPattern,
+        on_words: Callable[[Words], None],
+        later: Later,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._pattern, self._on_words, self._clock = pattern, on_words, clock
+        """Take a reader that measures its looks with `clock`, and rests for the seconds that it gives to `later`."""
+        self._pattern, self._on_words, self._later, self._clock = pattern, on_words, later, clock
         self._kept = b""
-        self._rests_until_s = -math.inf
+        self._is_cut = False
+        """The first line of what is kept has lost its beginning."""
+        self._rest: Timer | None = None
+        """End of the rest; None: the reader does not rest."""
 
     def add(self, data: bytes) -> None:
         """Take in output, and pass on what its complete lines say. A carriage return ends a line, as in a progress bar."""
-        self._kept = (self._kept + data)[-MAX_KEPT:]
-        now_s = self._clock()
-        if now_s < self._rests_until_s:
-            return
-        end = max(self._kept.rfind(b"\n"), self._kept.rfind(b"\r")) + 1
-        lines, self._kept = self._kept[:end], self._kept[end:]
-        self._look(lines)
-        after_s = self._clock()
-        self._rests_until_s = after_s + REST * (after_s - now_s)
+        self._kept += data
+        if len(self._kept) > MAX_KEPT:
+            self._kept, self._is_cut = self._kept[-MAX_KEPT:], True
+        if self._rest is None:
+            self._read()
 
     def end(self) -> None:
         """Pass on what the rest says. Called when the process has ended."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         rest, self._kept = self._kept, b""
         self._look(rest)
 
+    def _rested(self) -> None:
+        self._rest = None
+        self._read()
+
+    def _read(self) -> None:
+        end = max(self._kept.rfind(b"\n"), self._kept.rfind(b"\r")) + 1
+        if not end:
+            return
+        lines, self._kept = self._kept[:end], self._kept[end:]
+        began_s = self._clock()
+        self._look(lines)
+        self._rest = self._later(REST * (self._clock() - began_s), self._rested)
+
     def _look(self, lines: bytes) -> None:
+        if self._is_cut:
+            _, end, lines = lines.replace(b"\r", b"\n").partition(b"\n")
+            self._is_cut = not end
         words = self._pattern.find(lines.decode("utf-8", "replace")) if lines else None
         if words is not None:
             self._on_words(words)
@@ -139,15 +187,15 @@ def _whole(number: float | None) -> int | None:
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise _TooSlowError in the block after so many seconds."""
+    """Raise _TooSlowError in the block after so many seconds of CPU time."""
 
     def expire(number: int, frame: Any) -> None:  # noqa: ARG001
         raise _TooSlowError
 
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGVTALRM, expire)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

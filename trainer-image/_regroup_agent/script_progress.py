@@ -8,7 +8,8 @@ A script speaks in up to three ways (docs/design/adr/0079-progress-of-any-progra
 
 Step, total and share are those of the first way that gives a step or a share. They are never mixed with those of another way. The
 loss is that of the first way that gives one. If several processes of the worker speak in one way, the lowest local rank counts. A
-change of any of their numbers is a sign that the program goes on.
+change of any of their numbers is a sign that the program goes on. The time between two signs is that of one process in one way: if
+eight processes change their numbers together each minute, it is a minute.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ POINTS = 20
 """The pace is taken over so many changes of the number, and the median time between two signs over as many."""
 MOST = 2**53
 """Bound for steps: a larger number is no step."""
+JUMP = 10
+"""A first change that is so many times as large as the usual one is no work: the program has gone on from a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,13 @@ class _Voice:
 
     def __init__(self) -> None:
         self.words = Words()
-        self.incarnation = 0
         self._points: collections.deque[tuple[float, float]] = collections.deque(maxlen=POINTS + 1)
         """Times of changes of the place, and the place: a step, or a share of a program that says no step."""
+        self.moved_s: float | None = None
+        """Time of the last change of the place."""
+        self.gaps: collections.deque[float] = collections.deque(maxlen=POINTS)
+        """Times between two changes."""
+        self.longest_s: float | None = None
 
     @property
     def place(self) -> float | None:
@@ -77,7 +84,11 @@ class _Voice:
         """Seconds for one step, or for one percent of a program that says no step; None: they are not known yet."""
         if len(self._points) < 2:
             return self.words.step_s
-        (begin_s, begin), (end_s, end) = self._points[0], self._points[-1]
+        points = list(self._points)
+        if len(points) > 2:
+            first, *others = (later[1] - earlier[1] for earlier, later in zip(points, points[1:]))
+            points = points[1:] if first > JUMP * statistics.median(others) else points
+        (begin_s, begin), (end_s, end) = points[0], points[-1]
         return (end_s - begin_s) / (end - begin)
 
     @property
@@ -88,10 +99,14 @@ class _Voice:
             return None
         if words.step is not None and words.total is not None:
             return max(0, words.total - words.step) * pace_s
-        return (100 - words.percent) * pace_s if words.step is None and words.percent is not None else None
+        if words.percent is None:
+            return None
+        if words.step is None:
+            return (100 - words.percent) * pace_s
+        return words.step * (100 - words.percent) / words.percent * pace_s if words.percent else None
 
-    def hear(self, words: Words, now_s: float) -> bool:
-        """Take in new words and return whether the place has changed."""
+    def hear(self, words: Words, now_s: float) -> None:
+        """Take in new words."""
         old, was_step = self.place, self.words.step is not None
         # Each message of a program that says its share says it again: an old share does not belong to a new step.
         percent = words.percent if words.percent is not None or words.step is not None else self.words.percent
@@ -104,11 +119,15 @@ class _Voice:
         )
         place = self.place
         if place is None or place == old:
-            return False
+            return
         if old is not None and (place < old or was_step != (self.words.step is not None)):
             self._points.clear()  # it counts anew, or something else: the pace of before says nothing
         self._points.append((now_s, place))
-        return True
+        if self.moved_s is not None:
+            gap_s = now_s - self.moved_s
+            self.gaps.append(gap_s)
+            self.longest_s = max(gap_s, self.longest_s or 0.0)
+        self.moved_s = now_s
 
 
 class ScriptProgress:
@@ -125,19 +144,25 @@ class ScriptProgress:
         self.due_s = None
         self._voices: dict[tuple[int, int], _Voice] = {}
         """Maps a place in ORDER and a local rank to what was said so. There are at most three for each process."""
-        self._moved_s: float | None = None
-        self._gaps: collections.deque[float] = collections.deque(maxlen=POINTS)
-        self._longest_s: float | None = None
+        self._incarnation = 0
+        """Incarnation of the newest process that has said something."""
+        self._has_reported = False
 
     def told(self, way: str, process: tuple[int, int], words: Words, *, interval_s: float, now_s: float) -> None:
         """Take in what the `process` (local rank, incarnation) says in one way of ORDER."""
         local_rank, incarnation = process
         voice = self._voices.setdefault((ORDER.index(way), local_rank), _Voice())
-        before, voice.incarnation = voice.words, incarnation
-        if voice.hear(words.checked(), now_s):
-            self._moved(words.step_s, now_s)
-        if voice.words != before and self.due_s is None:
-            self.due_s = max(now_s, self._sent_s + interval_s)
+        before, self._incarnation = voice.words, max(self._incarnation, incarnation)
+        voice.hear(words.checked(), now_s)
+        if voice.words != before:
+            self._changed(interval_s, now_s)
+
+    def drop(self, way: str, *, interval_s: float, now_s: float) -> None:
+        """Forget what was said in this way, because nothing more will be. The operator would take the last word for a hang."""
+        left = {key: voice for key, voice in self._voices.items() if key[0] != ORDER.index(way)}
+        if len(left) < len(self._voices):
+            self._voices = left
+            self._changed(interval_s, now_s)
 
     def hurry(self, interval_s: float) -> None:
         """Shorten the delay of the newest words to `interval_s` after the last report. The operator has just asked for that."""
@@ -145,38 +170,37 @@ class ScriptProgress:
             self.due_s = min(self.due_s, self._sent_s + interval_s)
 
     def take(self, now_s: float) -> wire.ScriptProgress | None:
-        """Return the report of the newest words, and note it as sent. None: no process has said how far it is."""
+        """Return the report of the newest words, and note it as sent. None: no process has ever said how far it is.
+
+        A report without a step, a share and a loss takes back the one before it.
+        """
         self.due_s = None
-        voices = [self._voices[key] for key in sorted(self._voices)]
-        ways = [ORDER[key[0]] for key in sorted(self._voices)]
-        found = next(((way, one) for way, one in zip(ways, voices) if one.place is not None), None)
-        losses = (one.words.loss for one in voices if one.words.loss is not None)
-        loss = next(losses, None)
-        if found is None and loss is None:
+        voices = [(ORDER[key[0]], self._voices[key]) for key in sorted(self._voices)]
+        found = next(((way, voice) for way, voice in voices if voice.place is not None), None)
+        loss = next((voice.words.loss for _, voice in voices if voice.words.loss is not None), None)
+        if found is None and loss is None and not self._has_reported:
             return None
-        self._sent_s = now_s
-        way, voice = found if found is not None else (wire.LOGGED, _Voice())
-        words = voice.words
+        self._sent_s, self._has_reported = now_s, True
+        way, shown = found if found is not None else (wire.LOGGED, _Voice())
+        words, remaining_s = shown.words, shown.remaining_s
+        all_moved_s = [voice.moved_s for _, voice in voices if voice.moved_s is not None]
         return wire.ScriptProgress(
-            incarnation=max(one.incarnation for one in voices),
+            incarnation=self._incarnation,
             way=way,
             step=words.step,
             total_steps=words.total,
             percent=words.percent,
             loss=loss,
-            step_s=voice.pace_s if words.step is not None else None,
-            remaining_s=voice.remaining_s,
-            every_s=statistics.median(self._gaps) if self._gaps else None,
-            longest_s=self._longest_s,
-            age_ms=round((now_s - self._moved_s) * 1000, 1) if self._moved_s is not None else 0.0,
+            step_s=shown.pace_s if words.step is not None else None,
+            remaining_s=None if remaining_s is None else min(wire.MAX_REMAINING_S, remaining_s),
+            every_s=max((statistics.median(voice.gaps) for _, voice in voices if voice.gaps), default=None),
+            longest_s=max((voice.longest_s for _, voice in voices if voice.longest_s is not None), default=None),
+            age_ms=round((now_s - max(all_moved_s)) * 1000, 1) if all_moved_s else 0.0,
         )
 
-    def _moved(self, step_s: float | None, now_s: float) -> None:
-        gap_s = step_s if self._moved_s is None else now_s - self._moved_s
-        self._moved_s = now_s
-        if gap_s is not None:
-            self._gaps.append(gap_s)
-            self._longest_s = max(gap_s, self._longest_s or 0.0)
+    def _changed(self, interval_s: float, now_s: float) -> None:
+        if self.due_s is None:
+            self.due_s = max(now_s, self._sent_s + interval_s)
 
 
 def _or(new: _T | None, old: _T | None) -> _T | None:

@@ -1,8 +1,9 @@
 """Starts, signals and reaps the trainer processes, and passes on what they write. Decides nothing.
 
 Owns pids, process groups and pipes. Each trainer has a group of its own, and its helpers are killed after it, even those that have
-left the group. A pod's only process writes its stdout itself. If there are several, their output passes through
-here, and each line gets the rank that wrote it. An exit is reported once, after the last output was read.
+left the group. A pod's only process writes its stdout itself, unless lines are searched for its progress. Else all output
+passes through here, and if there are several processes, each line gets the rank that wrote it. An exit is reported once, after the
+last output was read.
 """
 
 from __future__ import annotations
@@ -110,16 +111,17 @@ class Trainers:
         """Start a process. The last one with this local rank must be dead."""
         trainer = _Trainer(local_rank, incarnation, place=env.get(GROUP_PLACE, ""))
         self._by_rank[local_rank] = trainer
+        loop = asyncio.get_running_loop()
         write_fds = []
         for fd in (2,) if self._label is None and self._pattern is None else (2, 1):
             read_fd, write_fd = os.pipe()
             os.set_blocking(read_fd, False)
-            reader = None if self._pattern is None else self._pattern.reader(local_rank, incarnation)
+            reader = None if self._pattern is None else self._pattern.reader(local_rank, incarnation, loop.call_later)
             stream = _Stream(fd, read_fd, progress=reader)
             trainer.streams.append(stream)
             write_fds.append(write_fd)
-            asyncio.get_running_loop().add_reader(read_fd, self._read, trainer, stream)
-        trainer.spawning = task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fds))
+            loop.add_reader(read_fd, self._read, trainer, stream)
+        trainer.spawning = task = loop.create_task(self._spawn(trainer, env, write_fds))
         self._tasks.add(task)
         task.add_done_callback(lambda ended: self._spawned(trainer, write_fds, ended))
 

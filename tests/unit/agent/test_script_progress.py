@@ -110,6 +110,13 @@ def test_whose_word_counts(said: list[Said], want: tuple[Any, ...] | None) -> No
         pytest.param(
             [(REPORTED, 0, Words(percent=p)) for p in (10.0, 20.0)], None, 80.0, id="a share alone has a pace as well"
         ),
+        pytest.param(
+            [(REPORTED, 0, Words(step=50 * n, percent=5.0 * n)) for n in (1, 2, 3)], 0.2, 170.0, id="a share says the total"
+        ),
+        pytest.param([(LOGGED, 0, Words(step=n, percent=0.0)) for n in (1, 2)], 10.0, None, id="a share of 0 says none"),
+        pytest.param(
+            steps(LOGGED, 0, *range(5001, 5015), total=9000), 10.0, 39860.0, id="a bar that begins at 0 and resumes at 5000"
+        ),
         pytest.param([(COUNTED, 0, Words(step=9, step_s=0.2))], 0.2, None, id="the hook measures the first steps"),
         pytest.param(
             [*steps(LOGGED, *range(0, 10), total=1000), *steps(LOGGED, *range(100, 100 + 10 * POINTS + 1, 10), total=1000)],
@@ -126,14 +133,38 @@ def test_pace_and_time_left(said: list[Said], step_s: float | None, remaining_s:
     assert report.remaining_s == (None if remaining_s is None else pytest.approx(remaining_s))
 
 
-def test_signs_of_all_ways_and_processes_say_how_regularly_the_program_goes_on() -> None:
+def test_time_between_two_signs_is_that_of_one_process_in_one_way() -> None:
     progress = ScriptProgress()
-    words = [(0, COUNTED, 0, 1), (2, COUNTED, 1, 1), (4, REPORTED, 0, 7), (5, REPORTED, 0, 7), (10, COUNTED, 0, 2)]
+    words = [(0, COUNTED, 0, 1), (2, COUNTED, 1, 1), (4, REPORTED, 0, 7), (5, REPORTED, 0, 8), (10, COUNTED, 0, 2)]
     for at_s, way, rank, step in words:
         progress.told(way, (rank, 1), Words(step=step), interval_s=1.0, now_s=float(at_s))
     report = progress.take(13.0)
     assert report is not None
-    assert (report.every_s, report.longest_s, report.age_ms) == (2.0, 6.0, 3000.0)
+    assert (report.every_s, report.longest_s, report.age_ms) == (10.0, 10.0, 3000.0)
+
+
+def test_eight_processes_that_change_together_have_the_pace_of_one() -> None:
+    """Killed as hung after three times 10 ms, a healthy program would start again and again."""
+    progress = ScriptProgress()
+    for step in range(1, 30):
+        for rank in range(8):
+            progress.told(LOGGED, (rank, 1), Words(step=step), interval_s=1.0, now_s=60.0 * step + rank * 0.01)
+    report = progress.take(60.0 * 30)
+    assert report is not None
+    assert report.every_s == pytest.approx(60.0)
+    assert report.longest_s == pytest.approx(60.0)
+
+
+def test_first_word_says_no_time_between_two_signs() -> None:
+    report = after((COUNTED, 0, Words(step=9, step_s=0.2)))
+    assert report is not None
+    assert (report.every_s, report.longest_s) == (None, None)
+
+
+def test_time_left_has_a_bound_that_the_operator_takes() -> None:
+    report = after(*steps(LOGGED, 1, 2, total=2**52))
+    assert report is not None
+    assert report.remaining_s == wire.MAX_REMAINING_S
 
 
 # --- in the agent --------------------------------------------------------------------------------------------------
@@ -218,3 +249,35 @@ def test_new_operator_hears_the_newest_words() -> None:
     assert len(reports(drive)) == 1
     drive.feed(ev.Connected())
     assert [report.step for report in reports(drive)] == [7, 8]
+
+
+def test_words_of_a_pattern_that_is_given_up_are_taken_back() -> None:
+    """The operator would take the last one for a hang, and other ways could not speak."""
+    drive = starts(1)
+    for step in (1, 2, 3):
+        said(drive, step=step, loss=0.5).wait(2.0)
+    assert reports(drive)[-1].every_s is not None
+    drive.feed(ev.PatternGivenUp()).wait(2.0)
+    report = reports(drive)[-1]
+    assert (report.step, report.percent, report.loss, report.every_s) == (None, None, None, None)
+    assert report.incarnation == drive.incarnations[0], "the operator drops a word of an older process"
+    said(drive, REPORTED, step=5004).wait(2.0)
+    assert (reports(drive)[-1].way, reports(drive)[-1].step) == (REPORTED, 5004)
+
+
+def test_other_ways_speak_once_the_pattern_is_given_up() -> None:
+    drive = said(said(starts(1), step=1), REPORTED, step=5001).wait(2.0)
+    drive.feed(ev.PatternGivenUp()).wait(2.0)
+    assert [(report.way, report.step) for report in reports(drive)][-1] == (REPORTED, 5001)
+
+
+def test_pattern_that_never_matched_is_given_up_in_silence() -> None:
+    assert reports(starts(1).feed(ev.PatternGivenUp()).wait(5.0)) == []
+
+
+def test_word_that_waits_is_reported_sooner_once_the_operator_asks_for_more() -> None:
+    drive = starts(1).feed(ev.Paced(10.0))
+    said(said(drive, step=1).wait(0.1), step=2).wait(2.0)
+    assert [report.step for report in reports(drive)] == [1]
+    drive.feed(ev.Paced(1.0)).wait(0.1)
+    assert [report.step for report in reports(drive)] == [1, 2]

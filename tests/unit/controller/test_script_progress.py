@@ -58,6 +58,35 @@ def test_program_without_a_process_group_is_running_once_it_gets_further(tmp_pat
     assert world.phase == "Recovering"
 
 
+def test_pattern_that_is_given_up_starts_no_clock_and_ends_the_one_that_runs(tmp_path: Path) -> None:
+    """The last word of a healthy program would count as a hang, again and again."""
+    world = running(tmp_path, make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60))
+    for step in range(1, 6):
+        says(world, 0, LOGGED, step=step)
+        world.advance(2.0)
+    world.agents[world.uid(0)].handle(ev.PatternGivenUp())
+    world.advance(600.0, 5.0)
+    assert (world.generation, world.phase) == (1, "Running")
+    assert columns(world)[0] == "", "the last step is an old one"
+    says(world, 0, step=5400)
+    world.advance(12.0)
+    assert columns(world)[0] == "5400"
+
+
+def test_program_without_a_process_group_trains_on_without_its_pattern(tmp_path: Path) -> None:
+    world = World(tmp_path, ELASTIC, script="plain")
+    world.advance(2.0)
+    observed(world, "watched", 0, 1, 2)
+    world.advance(40.0, 1.0)
+    for step in range(1, 6):
+        says(world, 0, LOGGED, step=step)
+        world.advance(2.0)
+    assert world.phase == "Running"
+    world.agents[world.uid(0)].handle(ev.PatternGivenUp())
+    world.advance(20.0, 1.0)
+    assert world.phase == "Running"
+
+
 def test_lower_step_after_a_restart_is_shown_and_one_of_the_processes_before_is_not(tmp_path: Path) -> None:
     world = running(tmp_path)
     trains(world, 496, 500)

@@ -10,7 +10,18 @@ import pytest
 from regroup.protocol import codec
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.state import Phase, Seal, StatePair
-from regroup.protocol.wire import LOGGED, Adopted, Changed, Draining, Fault, Progress, Report, ScriptProgress, Unheard
+from regroup.protocol.wire import (
+    LOGGED,
+    MAX_REMAINING_S,
+    Adopted,
+    Changed,
+    Draining,
+    Fault,
+    Progress,
+    Report,
+    ScriptProgress,
+    Unheard,
+)
 from regroup_operator.endpoint.sessions import (
     MAX_EXITS,
     MAX_UNHEARD,
@@ -299,13 +310,36 @@ def test_word_on_a_scripts_progress_is_no_progress() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    [{"percent": 100.5}, {"percent": -1.0}, {"step": -1}, {"step": 2**53}, {"total_steps": -1}],
-    ids=str,
-)
+    [
+        *({"percent": 100.5}, {"percent": -1.0}, {"step": -1}, {"step": 2**53}, {"total_steps": -1}, {"way": "x" * 300_000}),
+        *({name: -0.5} for name in ("step_s", "remaining_s", "every_s", "longest_s", "age_ms")),
+        {"remaining_s": 2 * MAX_REMAINING_S},
+    ],
+    ids=lambda word: str(word)[:30],
+)  # fmt: skip
 def test_word_that_cannot_be_true_is_refused(word: dict[str, Any]) -> None:
-    report = make_report(ScriptProgress(4, LOGGED, **word))
-    with pytest.raises(ProtocolError, match=r"^scriptProgress\."):
+    report = make_report(ScriptProgress(**{"incarnation": 4, "way": LOGGED, **word}))
+    with pytest.raises(ProtocolError, match=r"^scriptProgress\..{,200}$"):
         Report.decode(codec.line(report))
+
+
+def test_word_at_its_bounds_is_taken() -> None:
+    word = ScriptProgress(4, LOGGED, 0, 0, 100.0, -1e9, 0.0, MAX_REMAINING_S, 0.0, 0.0, 0.0)
+    assert Report.decode(codec.line(make_report(word))).body == word
+
+
+def test_first_change_of_a_scripts_number_is_looked_at_at_once() -> None:
+    """Then it is Running. Each further one waits until progress is written."""
+    known: dict[str, Any] = {"incarnation": 5, "generation": 2, "heard": 2, "entered": 2}
+    before = replace(session(make_report(ScriptProgress(4, LOGGED, 7), **known)), connected=True)
+    report = make_report(ScriptProgress(4, LOGGED, 8, every_s=2.0), **known)
+    after = apply_report(before, report, 20.0)
+    assert after is not None
+    assert not is_routine(before, after, report)
+    later = make_report(ScriptProgress(4, LOGGED, 9, every_s=2.0), **known)
+    newer = apply_report(after, later, 22.0)
+    assert newer is not None
+    assert is_routine(after, newer, later)
 
 
 def test_session_is_copied_whole_and_takes_no_field_that_it_does_not_have() -> None:

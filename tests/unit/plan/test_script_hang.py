@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import LOGGED, ScriptProgress, Stacks
+from regroup.protocol.wire import LOGGED, REPORT_EVERY_S, ScriptProgress, Stacks
 from regroup.protocol.wire import ProcessStack as P
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Standing, Worker
@@ -66,6 +66,14 @@ def test_bound(said: ScriptWords, hang_seconds: float | None, bound_s: float) ->
         late.message
         == f"The script's progress has not changed for {bound_s + LATE_S:.0f} s; asking where the ranks are."
     )
+
+
+def test_large_job_and_operator_with_many_jobs_wait_longer() -> None:
+    """Their agents report less often (adr/0062), so a change is heard later."""
+    many = [member(slot) for slot in range(1000)]
+    assert find(*many, said=words(), now_s=MOVED_S) == Hang(due_s=MOVED_S + 300 + 1000 / 50)
+    rare = replace(many[0], session=replace(many[0].session, report_every_s=3 * REPORT_EVERY_S))  # type: ignore[type-var]
+    assert find(rare, many[1], said=words(), now_s=MOVED_S) == Hang(due_s=MOVED_S + 300 + 3 * LATE_S)
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,23 @@ def says(
         pytest.param([says(0, step=7), says(1, step=9)], 7, id="of equal ways the lowest rank"),
         pytest.param([says(0, COUNTED, 3), says(1, REPORTED, 5003)], 5003, id="what it says comes before a count"),
         pytest.param([says(0, REPORTED, 5003), says(1, LOGGED, 1)], 1, id="what the user has asked for comes first"),
+        pytest.param([says(0, loss=0.5), says(1, COUNTED, 9)], 9, id="a loss alone hides no step"),
+        pytest.param([says(0), says(1, REPORTED, percent=5.0)], None, id="a word that was taken back hides no share"),
         pytest.param([says(0, step=7, generation=2), says(1, step=5)], 5, id="of the newest generation only"),
     ],
 )
 def test_whose_word_is_shown(workers: list[Worker], step: int | None) -> None:
     found = script_words(make_current(range(2)), workers)
     assert (None if found is None else found.word.step) == step
+
+
+def test_loss_is_the_first_that_is_said() -> None:
+    found = script_words(make_current(range(3)), [says(0, step=7), says(1, loss=0.5), says(2, step=9, loss=0.75)])
+    assert found is not None
+    assert (found.word.step, found.word.loss) == (7, 0.75), "that of a worker that says a step, too"
+    found = script_words(make_current(range(2)), [says(0), says(1, REPORTED, percent=5.0)])
+    assert found is not None
+    assert (found.word.way, found.word.percent) == (REPORTED, 5.0)
 
 
 def test_nothing_is_said_before_the_first_generation() -> None:
@@ -107,6 +118,12 @@ def words(way: str = LOGGED, **word: Any) -> ScriptWords:
             {"source": LOGGED, "step": 30, "totalSteps": 40},
             ("30", "75%", "", ""),
             id="a step and a total",
+        ),
+        pytest.param(
+            words(step=41, total_steps=40),
+            {"source": LOGGED, "step": 41, "totalSteps": 40},
+            ("41", "100%", "", ""),
+            id="a step beyond the total",
         ),
         pytest.param(words(percent=99.9), {"source": LOGGED, "percent": 99.9}, ("", "99%", "", ""), id="a share alone"),
         pytest.param(words(loss=0.5), {"source": LOGGED, "loss": 0.5}, ("", "", "0.5", ""), id="a loss alone"),

@@ -8,6 +8,7 @@ Every report carries the worker's whole condition and seal; `body` says what hap
 from conditions, and never from reports that it remembers (rule RESAY).
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -94,6 +95,8 @@ class Progress:
 
 LOGGED, REPORTED, COUNTED = "Logged", "Reported", "Counted"
 """The ways in which an unmodified script says how far it is (ScriptProgress.way)."""
+MAX_REMAINING_S = 10 * 365 * 86_400.0
+"""Longest time left that is told: a program that has just begun may seem to take for ever."""
 
 
 @dataclass(frozen=True)
@@ -286,8 +289,8 @@ class Report:
             _check_counts("adopted.state", body.state, ("generation", "step"))
         if isinstance(body, Fault) and not -(2**31) <= (body.exit_code or 0) < 2**32:
             raise codec.ProtocolError(f"fault.exitCode ({body.exit_code}) is no exit code. Send 0 to 255, or -signal.")
-        if isinstance(body, ScriptProgress) and not 0 <= (body.percent or 0.0) <= 100:
-            raise codec.ProtocolError(f"scriptProgress.percent ({body.percent}) is no share. Send 0 to 100.")
+        if isinstance(body, ScriptProgress):
+            _check_script_progress(body)
         if isinstance(body, Progress) and body.checkpoint is not None:
             checkpoint = codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
             _check_counts("progress.checkpoint", checkpoint, ("generation", "step"))
@@ -311,6 +314,26 @@ def _check_counts(where: str, message: Any, fields: "tuple[str, ...]") -> None:
         value = getattr(message, name)
         if value is not None and not 0 <= value < 2**53:
             raise codec.ProtocolError(f"{where}.{codec.camel(name)} ({value}) must be from 0 to 2^53 - 1.")
+
+
+def _check_script_progress(body: ScriptProgress) -> None:
+    """Check what goes into the status, and into the time after which a script counts as hung. Raises ProtocolError."""
+    if body.way not in (LOGGED, REPORTED, COUNTED):
+        raise codec.ProtocolError(
+            f"scriptProgress.way ({body.way[:50]}) is no way. Send {LOGGED}, {REPORTED} or {COUNTED}."
+        )
+    if not 0 <= (body.percent or 0.0) <= 100:
+        raise codec.ProtocolError(f"scriptProgress.percent ({body.percent}) is no share. Send 0 to 100.")
+    for name in ("step_s", "remaining_s", "every_s", "longest_s", "age_ms"):
+        value = getattr(body, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise codec.ProtocolError(
+                f"scriptProgress.{codec.camel(name)} ({value}) must be a finite number of at least 0."
+            )
+    if (body.remaining_s or 0.0) > MAX_REMAINING_S:
+        raise codec.ProtocolError(
+            f"scriptProgress.remainingS ({body.remaining_s}) is too long. Send at most {MAX_REMAINING_S:.0f}."
+        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ older checkpoint (docs/design/adr/0079-progress-of-any-program.md).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regroup.protocol.wire import COUNTED, LOGGED, REPORTED, ScriptProgress
 from regroup_operator.model.worker import Current, Worker
@@ -48,23 +48,30 @@ class ScriptWords:
 def script_words(current: Current | None, members: Iterable[Worker]) -> ScriptWords | None:
     """Return what the newest generation's members say; None: nothing.
 
-    The best way counts first, then the lowest rank. Rank 0 is the one that reports in most programs.
+    A word with a step or a share counts first, then the best way, then the lowest rank. Rank 0 reports in most programs. The loss
+    is the first one that is said.
     """
     if current is None:
         return None
     places = {member: place for place, member in enumerate(current.members)}
     said = [
-        (_ORDER.get(w.session.script.way, len(_ORDER)), places[w.id], w.session.script, w.session.script_at_s)
+        (_order(w.session.script), places[w.id], w.session.script, w.session.script_at_s)
         for w in members
         if w.session is not None and w.session.script is not None and w.session.script_generation == current.number
     ]
     if not said:
         return None
-    _, _, word, told_s = min(said, key=lambda one: one[:2])
+    said.sort(key=lambda one: one[:2])
+    _, _, word, told_s = said[0]
     return ScriptWords(
-        word=word,
+        word=replace(word, loss=next((one[2].loss for one in said if one[2].loss is not None), None)),
         told_s=told_s,
         moved_s=max(one[3] for one in said),
         every_s=max((one[2].every_s for one in said if one[2].every_s is not None), default=None),
         longest_s=max(one[2].longest_s or 0.0 for one in said),
     )
+
+
+def _order(word: ScriptProgress) -> tuple[bool, int]:
+    """Return the place of a word among those of all members: a loss alone hides no step of another worker."""
+    return word.step is None and word.percent is None, _ORDER[word.way]

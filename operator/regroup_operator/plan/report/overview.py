@@ -93,8 +93,9 @@ def overview(stages: Stages, status: JobStatus) -> tuple[JobStatus, list[EventNo
     if facts.tier == "Script":
         ran = _is_true(before.get(TRAINING))
         group = script_group(facts.current, generation.workers, ran=ran)
-        if facts.script is not None and facts.script.goes_on:
-            group = Group.FORMED  # it trains, with or without a process group of torch
+        # It trains, with or without a process group of torch. A pattern that is given up takes its words back, and it trains on.
+        if facts.script is not None and (facts.script.goes_on or ran):
+            group = Group.FORMED
     rest = _at_rest(lifecycle)
     phase = phase_of(
         current=facts.current,

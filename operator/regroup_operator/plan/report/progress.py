@@ -13,9 +13,6 @@ from regroup_operator.model.worker import Current
 from regroup_operator.plan.facts.script_words import ScriptWords
 from regroup_operator.plan.facts.stalls import Reported
 
-MOST_S = 10 * 365 * 86_400
-"""Longest time left that is shown: a program that has just begun may seem to take for ever."""
-
 
 def progress_status(newest: Reported, known: Progress | None, clock: Clock, step_time: str | None = None) -> Progress:
     """Return status.progress. `step_time`: see breakdown.py.
@@ -52,7 +49,7 @@ def script_progress_status(words: ScriptWords, known: Progress | None, clock: Cl
         percent=word.percent,
         loss=word.loss,
         step_time=None if word.step_s is None else f"{word.step_s:.3g} s",
-        remaining_seconds=None if word.remaining_s is None else round(min(word.remaining_s, MOST_S)),
+        remaining_seconds=None if word.remaining_s is None else round(word.remaining_s),
         at=None if known is None else known.at,
     )
     return (
