@@ -8,7 +8,7 @@ A script speaks in up to three ways (docs/design/adr/0079-progress-of-any-progra
 
 Step, total and share are those of the first way that gives a step or a share. They are never mixed with those of another way. The
 loss is that of the first way that gives one. If several processes of the worker speak in one way, the lowest local rank counts. A
-change of any of their numbers is a sign that the program goes on. The time between two signs is that of one process in one way: if
+change of any of their numbers is a sign that the program goes on. The time between two signs is that of one process in one way. If
 eight processes change their numbers together each minute, it is a minute.
 """
 

@@ -58,6 +58,18 @@ def test_program_without_a_process_group_is_running_once_it_gets_further(tmp_pat
     assert world.phase == "Recovering"
 
 
+def test_only_process_of_a_job_is_running_once_it_gets_further(tmp_path: Path) -> None:
+    """Without words it is after 30 s."""
+    world = World(tmp_path, make_job().with_replicas(1), script="plain")
+    world.advance(4.0)
+    says(world, 0, step=5000)
+    world.advance(2.0)
+    assert world.phase == "Starting"
+    says(world, 0, step=5001)
+    world.advance(2.0)
+    assert (world.phase, world.status["tier"]) == ("Running", "Script")
+
+
 def test_pattern_that_is_given_up_starts_no_clock_and_ends_the_one_that_runs(tmp_path: Path) -> None:
     """The last word of a healthy program would count as a hang, again and again."""
     world = running(tmp_path, make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60))

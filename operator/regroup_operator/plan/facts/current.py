@@ -117,8 +117,8 @@ def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float, *,
     """Return the tier of the script, or None while it is open.
 
     The tier is Session once a process has said that it uses the library. It is Script when all members run without it: they have
-    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. A framework that is not on torch runs scripts only, since
-    the library needs torch.
+    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. A member whose program has said two numbers of its
+    progress needs no such time. A framework that is not on torch runs scripts only, since the library needs torch.
     """
     tier: str | None = status.tier
     if tier == "Session" or any(s.condition.session for s in sessions):
@@ -129,13 +129,19 @@ def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float, *,
     if not on_torch:
         return "Script"
     due = [
-        script_at_s(s, SCRIPT_AFTER_S)
+        script_at_s(s, 0.0 if _gets_further(s) else SCRIPT_AFTER_S)
         for s in sessions
         if s.connected and s.condition.generation == membership.generation
     ]
     known = [at_s for at_s in due if at_s is not None]
     everybody = bool(known) and len(known) >= len(parse_members(membership.members))
     return "Script" if everybody and now_s >= max(known) else None
+
+
+def _gets_further(session: Session) -> bool:
+    """Return whether a program has said in this generation that it has got further, though it has not attached."""
+    script, generation = session.script, session.condition.generation
+    return script is not None and script.every_s is not None and session.script_generation == generation
 
 
 def script_at_s(session: Session, patience_s: float) -> float | None:
