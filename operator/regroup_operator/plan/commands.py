@@ -72,7 +72,7 @@ def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoi
         for member, worker in places.items()
     }
     stored = facts.finished
-    if stored is None or not facts.ends_alone:
+    if stored is None or (stored.open and not facts.ends_alone):
         return End(finish, frozenset())  # where all may have to run again, each of them stays until all have returned
     return End(finish, frozenset(w.uid for w in workers if w.id in stored.done))
 

@@ -442,6 +442,18 @@ def test_worker_that_returns_as_the_job_is_suspended_is_told_once_that_is_kept()
     assert stops(kept) == {uid_of(0): "Complete"}
 
 
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_workers_that_have_returned_go_when_a_job_is_suspended_that_waits_for_its_roles(in_groups: bool) -> None:
+    """No worker of a group runs its end again once all have returned: nobody stays for the others."""
+    waits = {"roles": [role() | {"requiredForCompletion": True}], "runPolicy": {"suspend": True}}
+    spec = waits | (GROUPS if in_groups else {})
+    crossed = plan(job(ends("0"), **spec), says(0, Phase.DONE), says(1, Phase.DONE))
+    assert (crossed.written["phase"], crossed.written["finished"]["done"]) == ("Suspending", "0-1")
+    assert stops(crossed) == ({} if in_groups else {uid_of(0): "Complete"})
+    kept = plan(job(crossed.written, **spec), says(0, Phase.DONE), says(1, Phase.DONE))
+    assert stops(kept) == {uid_of(0): "Complete", uid_of(1): "Complete"}
+
+
 def test_resumed_job_without_a_checkpoint_fails() -> None:
     done = plan(job(ends("0"), runPolicy={"suspend": True}), pods=()).written
     del done["checkpoint"]
