@@ -215,6 +215,8 @@ class Pods:
         self.deleted: list[str] = []
         self.refused: dict[int, Refusals] = {}
         """By slot."""
+        self.num_refused: Counter[tuple[int, int]] = Counter()
+        """By slot and number of operators there had been: pods that were refused, in a row or not."""
         self.on_create: Callable[[int], None] = lambda _: None
         """Is called with the slot of each worker's pod that is made."""
         self.nodes = {f"node-{i}": Node(f"node-{i}") for i in range(num_nodes)}
@@ -374,6 +376,7 @@ class Pods:
             row = self.refused.get(pod.slot)
             count = 1 + (row.count if row is not None and row.num_operators == world.num_operators else 0)
             self.refused[pod.slot] = Refusals(count, world.now_s, world.num_operators)
+            self.num_refused[pod.slot, world.num_operators] += 1
             world.dirty()
             return False
         if node is not None and not node.has_images:

@@ -138,6 +138,8 @@ JUMP_S = 660.0
 """An operator whose clock was set may notice that a deadline is over only when it looks again (Settings.resync_s)."""
 RECENT_S = 90.0
 """No operator is away for longer, so that nothing fails a job later than that."""
+REFUSED_OFTEN = 8
+"""A job that gets no further may fail once so many pods of a slot were refused (adr/0072)."""
 STAYS_S = 330.0
 """So long after the end, with everything well, nothing of the job runs any more: a process that stands has 305 s for its end."""
 
@@ -242,6 +244,8 @@ class Judge:
             return self._may_be_ruled(failed["message"])
         elif reason == "EndFailed":
             return self._may_fail_in_end()
+        elif reason == "PodsEndAgain":
+            return self._are_refused_often()
         else:
             return False
         return due is not None and self.wall >= due - ROUND_S
@@ -319,6 +323,24 @@ class Judge:
                 f"slot {slot} had {row.count} pods refused in a row, and the next is made after "
                 f"{self.world.now_s - row.at_s:.1f} s and not {pause_s:.0f} s",
             )
+
+    def _are_refused_often(self) -> bool:
+        """Return whether kubelets have refused so many pods of so many slots that too few workers are left. A new operator begins
+        to count anew."""
+        world = self.world
+        spec, finished = world.store.view["spec"], world.finished
+        least: int = (spec.get("elasticPolicy") or {}).get("minReplicas", world.replicas)
+        if finished is None:
+            spares: int = spec["recovery"].get("spares", 0)
+            slots = set(range(world.replicas + spares))
+            spare = max(0, len(slots) - least) // world.per_group
+        else:
+            slots = {member.slot for member in finished.open}
+            spare = len(slots) - 1  # that one script returns is progress
+        counts = world.pods.num_refused
+        often = [slot for slot in slots if counts[slot, world.num_operators] >= REFUSED_OFTEN]
+        at_place = [sum(slot % world.per_group == place for slot in often) for place in range(world.per_group)]
+        return max(at_place) > spare
 
     # --- what must have happened by now --------------------------------------------------------------------------
 

@@ -13,14 +13,14 @@ from regroup_operator.api import Job, JobStatus
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Verdict, seconds_of
 from regroup_operator.model.records import Pod
-from regroup_operator.plan.failures import failures, on_exit
+from regroup_operator.plan.failures import failures, on_exit, pod_ends
 from regroup_operator.plan.failures.roles import role_verdict
 from regroup_operator.plan.lifecycle import lifecycle, run_policy
 from regroup_operator.plan.lifecycle.run_policy import overdue
 from regroup_operator.plan.pods import pods
-from tests.simulator.faults import Fault
+from tests.simulator.faults import LEAVING, Fault
 from tests.simulator.policies import Policy
-from tests.simulator.setting import Setting
+from tests.simulator.setting import SHORT_STEPS, Setting
 from tests.simulator.strikes import CODES
 from tests.simulator.walk import Walk
 
@@ -160,6 +160,25 @@ def test_operator_that_does_otherwise_is_found(
 ) -> None:
     change(monkeypatch)
     assert Walk(setting, [fault]).run().sort == sort
+
+
+@pytest.mark.parametrize(
+    ("rounds", "minimum", "sort", "end"),
+    [
+        pytest.param(pod_ends.ROUNDS, 1, "", "PodsEndAgain", id="all pods are refused for ten minutes"),
+        pytest.param(pod_ends.ROUNDS - 1, 1, "failed", "PodsEndAgain", id="too early"),
+        pytest.param(pod_ends.ROUNDS, 3, "", "PodsEndAgain", id="of a job that can do without none"),
+    ],
+)
+def test_job_whose_pods_are_refused_again_and_again_fails_and_no_sooner(
+    rounds: int, minimum: int, sort: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is healed before the second fault, whose moment does not come."""
+    monkeypatch.setattr(pod_ends, "ROUNDS", rounds)
+    setting = replace(SLOW, minimum=minimum, total_steps=SHORT_STEPS, step_s=5.0)
+    faults = [Fault("refuse-pods", calm=False, for_s=700.0), Fault("kill", calm=False, moment=LEAVING)]
+    outcome = Walk(setting, faults).run()
+    assert (outcome.sort, outcome.end) == (sort, end), outcome
 
 
 def test_deadline_of_before_a_suspension_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
