@@ -7,16 +7,18 @@ whose pod is lost, is run again in the same place, with the state of the last st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from tests.model.search import Move
 
-EndRule = Literal["ORDER", "STAYS", "PROOF", "EXACT", "PLACE"]
+EndRule = Literal["ORDER", "STAYS", "PROOF", "EXACT", "PLACE", "WRITTEN"]
 """ORDER: `status.finished` is written before anybody is told to leave the loop, and no generation is announced after it. STAYS: a
 worker whose processes have all returned 0 has that on its disk, repeats it, and stays until `status.finished.done` names it.
 PROOF: only that word proves it, neither the end of a pod nor that the worker was told to stop. EXACT: a script is run again only
-with the state of the last step. PLACE: it gets the place of its predecessor, once the pod of that one is gone."""
+with the state of the last step. PLACE: it gets the place of its predecessor, once the pod of that one is gone. WRITTEN: a worker
+that says that it has left its loop was told to, so `status.finished` was written. Where a backup has lost it, it is written
+again."""
 
 END_RULES: frozenset[EndRule] = frozenset(get_args(EndRule))
 
@@ -56,8 +58,11 @@ class End:
         checkpoint: Literal["exact", "older"] = "exact",
         faults: int = 2,
         suspends: bool = False,
+        restores: bool = False,
     ) -> None:
+        """`restores`: one of the faults may be that the status is restored from a backup of before the last step."""
         self.rules, self.checkpoint, self.faults, self.suspends = rules, checkpoint, faults, suspends
+        self.restores = restores
 
     def init(self) -> EndState:
         pods = ((Pod("loop"),), (Pod("loop"),))
@@ -88,8 +93,17 @@ class End:
         pods = [pod for some in state.places for pod in some]
         if not state.finished and all(some and some[0].script == "loop" for some in state.places):
             yield Move("operator writes finished", False, state._replace(finished=True))
-        if not state.finished and not state.is_next_announced and not all(state.places):
-            left = any(pod.script != "loop" for pod in pods)
+        if self.restores:
+            if state.finished and state.faults:
+                lost = state._replace(finished=False, done=frozenset(), faults=state.faults - 1)
+                yield Move("FAULT the status is restored from a backup", True, lost)
+            if not state.finished and self._says_left(pods):
+                yield Move("operator writes finished again", False, state._replace(finished=True))
+        # Whoever cannot be reached may hold the state (rule WITNESS); in a restored status nobody knows better.
+        waits = self.restores and (self._says_left(pods) or any(pod.is_cut for pod in pods))
+        is_whole = all(any(pod.script != "ended" for pod in some) for some in state.places)
+        if not state.finished and not state.is_next_announced and not is_whole and not waits:
+            left = any(pod.script not in ("loop", "ended") for pod in pods)
             violation = "g2 copies the state of a worker whose script has left its loop" if left else None
             yield Move("operator announces g2", False, state._replace(is_next_announced=True), violation)
         if state.is_next_announced:
@@ -107,6 +121,10 @@ class End:
         if state.finished and state.done == {0, 1}:
             violation = None if all(state.num_returned) else "Complete, and a script has not returned 0"
             yield Move("operator writes Complete", False, state._replace(outcome="Complete"), violation)
+
+    def _says_left(self, pods: Sequence[Pod]) -> bool:
+        """Return whether an agent that can be reached says that its script was told to leave its loop."""
+        return "WRITTEN" in self.rules and any(p.told and not p.is_cut and p.script != "ended" for p in pods)
 
     def _of_place(self, state: EndState, place: int) -> Iterator[Move]:
         for index, pod in enumerate(state.places[place]):

@@ -19,6 +19,7 @@ MAX_STATES = 10_000
         pytest.param(End(), 576, id="two faults"),
         pytest.param(End(faults=3), 1084, id="three faults"),
         pytest.param(End(suspends=True), 1648, id="suspended and resumed"),
+        pytest.param(End(faults=3, restores=True), 1844, id="restored from a backup"),
         pytest.param(End(checkpoint="older"), 528, id="without the state of the last step"),
         pytest.param(End(checkpoint="older", suspends=True), 1068, id="suspended without the state of the last step"),
         pytest.param(EndTogether(), 2220, id="all run again: a model group"),
@@ -40,12 +41,14 @@ def test_with_all_rules_each_job_ends_and_complete_is_true(model: End | EndToget
         ("PROOF", "Complete, and a script has not returned 0", True, "exact"),
         ("EXACT", "w0 runs the end of its script with an older state", False, "older"),
         ("PLACE", "two pods run the end of w0 at once", False, "exact"),
+        ("WRITTEN", "g2 copies the state of a worker whose script has left its loop", False, "exact"),
     ],
 )
 def test_without_a_part_of_the_rule_its_trace_is_found(
     rule: EndRule, words: str, suspends: bool, checkpoint: Literal["exact", "older"]
 ) -> None:
-    got = search(End(END_RULES - {rule}, suspends=suspends, checkpoint=checkpoint), max_states=MAX_STATES)
+    model = End(END_RULES - {rule}, suspends=suspends, restores=rule == "WRITTEN", checkpoint=checkpoint)
+    got = search(model, max_states=MAX_STATES)
     assert (got.verdict, words in got.detail) == ("violation", True), got
 
 

@@ -115,6 +115,28 @@ def test_member_that_has_not_committed_the_last_step_keeps_the_others_in_their_l
     assert (got.written["phase"], "finished" in got.written, finish(got)) == ("Running", False, {})
 
 
+@pytest.mark.parametrize(
+    ("sessions", "pods", "want"),
+    [
+        pytest.param((says(0), says(1, Phase.FINISHED)), (make_pod(0), make_pod(1)), ("0-1", ""), id="one runs on"),
+        pytest.param((says(0, Phase.DONE),), (make_pod(0),), ("0-1", "0"), id="one has returned, another pod is gone"),
+        pytest.param((says(1),), (make_pod(0), make_pod(1)), ("0-1", ""), id="one has not called yet"),
+        pytest.param(
+            (says(0, attempt=1),), (make_pod(0, 1), make_pod(1)), ("0.1,1", ""), id="one has a lost member's place"
+        ),
+        pytest.param((says(0, step=0), says(1, Phase.FINISHED)), (make_pod(0), make_pod(1)), ("0-1", ""), id="by another's step"),
+    ],
+)  # fmt: skip
+def test_end_that_a_backup_has_lost_is_written_again(
+    sessions: tuple[Session, ...], pods: tuple[Pod, ...], want: tuple[str, str]
+) -> None:
+    """Whoever has left its loop was told to, and enters no other generation."""
+    got = plan(job(SAVED), *sessions, pods=pods)
+    assert (got.written["phase"], got.announced, got.written["released"]) == ("Finishing", False, [])
+    finished = got.written["finished"]
+    assert (finished["members"], finished["done"], finished["step"]) == (*want, 10)
+
+
 def test_words_and_columns() -> None:
     got = plan(job(ends("0")), says(0, Phase.DONE), says(1))
     said = condition(got, "Complete")

@@ -28,6 +28,8 @@ from regroup_operator.plan.facts.finished import Finished, says_done
 
 _COMMITTED = (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
 """Phases of a worker whose processes have committed the last step."""
+_LEFT = (Phase.FINISHING, Phase.DONE)
+"""Phases of a worker that has been told to leave its loop."""
 _BAD = (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN)
 
 
@@ -91,11 +93,20 @@ def _first_returned(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
 def _last_step_committed(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     """Return the generation whose members have all committed the last step.
 
-    That may be the one before the newest: a planned one that nobody has entered came too late, and finished ranks ignore it."""
+    That may be the one before the newest: a planned one that nobody has entered came too late, and finished ranks ignore it.
+
+    A worker leaves its loop only after the end was written. If the status lacks the end then, it comes from a backup.
+    The end is written again, since such a worker enters no other generation (rule END, WRITTEN)."""
     current, members = facts.current, [w for w in workers if w.is_member]
-    if current is None or facts.membership is None or not members:
+    if current is None or facts.membership is None:
         return None
     at = facts.inputs.clock.timestamp()
+    left = [w for w in workers if _has_left(w, current.number)]
+    if facts.ends_alone and left and _step(left) > 0:
+        known = Finished(current.number, current.members, _step(left), at=at)
+        return taken_over(known, [w for w in workers if w.is_member or w in left], facts.released)
+    if not members:
+        return None
     if all(_has_committed(w, current.number) for w in members):
         return Finished(current.number, current.members, _step(members), at=at)
     if current.adopted or current.kind != PLANNED or len(current.older) != 1:
@@ -115,6 +126,12 @@ def _has_committed(worker: Worker, generation: int) -> bool:
     condition = worker.session.condition if worker.session is not None else None
     said = condition is not None and condition.phase in _COMMITTED and condition.generation == generation
     return said and worker.pod is not None and worker.pod.phase != "Failed"
+
+
+def _has_left(worker: Worker, generation: int) -> bool:
+    """Return whether a worker says that it has left its loop after the last step of a generation."""
+    condition = worker.session.condition if worker.session is not None else None
+    return condition is not None and condition.phase in _LEFT and condition.generation == generation
 
 
 def _step(members: Iterable[Worker]) -> int:
