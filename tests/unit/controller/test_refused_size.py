@@ -59,6 +59,14 @@ def grown(world: World, replicas: int) -> None:
     world.advance(1.0)
 
 
+def refused_when_smaller(world: World) -> None:
+    """The job shrinks to 3 workers, and the script raises in all of them."""
+    world.until(lambda: world.members == "0-2", limit_s=30.0)
+    world.advance(1.0)
+    raises(world, 0, 1, 2)
+    world.advance(30.0, 1.0)
+
+
 def says(world: World) -> tuple[str, str]:
     said = world.condition("Degraded")
     return said["status"], said["reason"]
@@ -161,6 +169,45 @@ def test_smaller_size_after_a_loss_waits_for_the_lost_worker(tmp_path: Path) -> 
     world.until(lambda: world.members == "0-1,2.1", limit_s=30.0)
     formed(world)
     assert world.phase == "Running"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [{"replicas": 2}, {"sizes": [1, 2, 4]}, {"sizeMultipleOf": 2, "minReplicas": 2}],
+    ids=["replicas", "sizes", "multiple"],
+)
+def test_edit_while_the_job_waits_trains_with_the_new_size(tmp_path: Path, edit: dict[str, Any]) -> None:
+    """The same exits, which the agents repeat, are not judged once more."""
+    world = trained(tmp_path, 4)
+    world.pods.pending.add(3)
+    world.vanish(world.uid(3))
+    refused_when_smaller(world)
+    assert world.phase == "Waiting"
+    num_events = [note.reason for note in world.notes].count("SizeRefused")
+    if "replicas" in edit:
+        world.scale(edit["replicas"])
+    else:
+        world.store.change_spec(lambda spec: spec["elasticPolicy"].update(edit))
+        world.dirty()
+    world.until(lambda: world.members == "0-1", limit_s=20.0)
+    formed(world)
+    assert world.phase == "Running"
+    assert [note.reason for note in world.notes].count("SizeRefused") == num_events
+    assert world.status["restarts"]["total"] <= 1, "of the lost pod"
+    assert "refusedSize" not in world.status
+
+
+def test_pod_that_the_job_waits_for_is_not_given_back(tmp_path: Path) -> None:
+    """While the script refuses 3 workers the job needs 4, although minReplicas is less."""
+    world = World(tmp_path, elastic(4, pendingTimeoutSeconds=20), script="plain", num_nodes=4)
+    formed(world)
+    world.advance(STEADY_S + 2.0, 1.0)
+    for node in world.pods.nodes.values():
+        node.is_cordoned = True
+    world.vanish(world.uid(3))
+    refused_when_smaller(world)
+    world.advance(600.0, 5.0)
+    assert "PodGivenBack" not in [note.reason for note in world.notes]
 
 
 def test_first_size_fails_as_ever(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from regroup_operator.api.spec import ElasticPolicy
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.pod_row import FORGOTTEN_S, PodRow
 from regroup_operator.model.records import Pod
-from regroup_operator.plan.pods.capacity import Capacity, judge_capacity, put_off
+from regroup_operator.plan.pods.capacity import Capacity, Demand, judge_capacity, put_off
 from tests.builders.plan import make_pod, uid_of
 
 CLOCK = Clock(1000.0, 1_800_000_000.0)
@@ -24,9 +24,10 @@ def unplaced(slot: int, attempt: int = 0, **changes: Any) -> Pod:
 
 def judge(*pods: Pod, **given: Any) -> Capacity:
     values: dict[str, Any] = {
-        "policy": POLICY, "released": frozenset(), "slots": 3, "unplaced": {}, "rows": {}, "clock": CLOCK,
+        "policy": POLICY, "released": frozenset(), "unplaced": {}, "rows": {}, "clock": CLOCK,
     }  # fmt: skip
-    return judge_capacity(pods=pods, **values | given)
+    demand = Demand(given.pop("slots", 3), given.pop("minimum", 2), given.pop("per_group", 1))
+    return judge_capacity(pods=pods, demand=demand, **values | given)
 
 
 PLACED = (make_pod(0), make_pod(1))
@@ -55,6 +56,7 @@ def test_then_it_is_given_back_and_tried_again_later_each_time(count: int, pause
     ("pods", "given"),
     [
         pytest.param((make_pod(0), unplaced(2)), {}, id="fewer than minReplicas have a node"),
+        pytest.param((*PLACED, unplaced(2)), {"minimum": 3}, id="the script refuses as many as have a node"),
         pytest.param((*PLACED, unplaced(2)), {"released": frozenset({uid_of(2)})}, id="it goes anyway"),
         pytest.param((*PLACED, unplaced(2, terminating=True)), {}, id="it goes already"),
         pytest.param((*PLACED, unplaced(2, unscheduled_reason="SchedulingGated")), {}, id="a queue holds it back"),

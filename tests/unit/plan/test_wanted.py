@@ -53,6 +53,7 @@ def stopped(at_s: float, **session: Any) -> Worker:
 
 
 ASKED = make_worker(1, session=make_session(1, Phase.TRAINING, 1, draining=Draining(20.0)))
+LEAVES = outside(2, session=make_session(2, draining=Draining(20.0)))
 SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready=False), session=None)
 
 
@@ -102,6 +103,9 @@ def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
         pytest.param((A, B, outside(2)), {"slots": 2}, [uid_of(2)], id="a slot that is not wanted any more"),
         pytest.param((A, B, C), {"slots": 2}, [], id="not while it is a member"),
         pytest.param((A, B, outside(2)), {"slots": 2, "settled": False}, [], id="not before all have adopted (RELEASE)"),
+        pytest.param((A, B, outside(2)), {"slots": 2, "on_trial": True}, [], id="not while the smaller size is on trial"),
+        pytest.param((A, B, LEAVES), {"slots": 2, "on_trial": True}, [uid_of(2)], id="but one that drains must leave"),
+        pytest.param((A, B, LEAVES), {"slots": 2, "on_trial": True, "settled": False}, [], id="which waits for RELEASE, too"),
         pytest.param(
             (A, B, outside(2)), {"slots": 2, "released": frozenset({uid_of(2)})}, [], id="what is released is released once"
         ),

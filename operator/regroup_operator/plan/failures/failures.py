@@ -170,7 +170,8 @@ def _judge_size(facts: Facts) -> tuple[SizeVerdict, float | None]:
     if facts.tier != "Script" or policy is None or current is None:
         return SizeVerdict(), None
     good = facts.status.last_good_size or 0
-    known = facts.size.refused
+    # The record outlives the refusal (an edit ends that), so that a generation is judged once.
+    known = inputs.job.status.refused_size
     steady_s = steady_at_s(facts.status, current, inputs.clock)
     steps = facts.script is not None and facts.script.goes_on
     if steps or (steady_s is not None and inputs.clock.now_s >= steady_s):

@@ -4,7 +4,7 @@ The setting is `spec.elasticPolicy.pendingTimeoutSeconds`. A pod that stays pend
 makes an autoscaler of nodes try again and again. The job runs smaller without it. Once a pod that was given back finds a node, all
 others are tried again at once.
 
-A job with fewer than minReplicas placed workers, by whole groups, gives nothing back. It waits for its start, and
+A job with fewer placed workers than it needs, by whole groups, gives nothing back. It waits for its start, and
 runPolicy.startDeadlineSeconds bounds that.
 
 If a group is several workers, the pods of the groups that the job needs are made before all others (`put_off`). The scheduler knows
@@ -41,21 +41,30 @@ class Capacity:
     due_s: float | None = None
 
 
+@dataclass(frozen=True)
+class Demand:
+    """The workers of a job. `per_group` of them are a group, and each has a position of its own in it."""
+
+    slots: int
+    """Number of workers that the job is to have."""
+    minimum: int
+    """Number of workers that it needs."""
+    per_group: int = 1
+
+
 def judge_capacity(
     *,
     policy: ElasticPolicy | None,
     pods: Iterable[Pod],
     released: Collection[str],
-    slots: int,
-    per_group: int = 1,
+    demand: Demand,
     unplaced: Mapping[str, float],
     rows: Mapping[int, PodRow],
     clock: Clock,
 ) -> Capacity:
     """Return the pods that are given back now.
 
-    `unplaced` and `rows` are as the plan before has left them. The job has `slots`. `per_group` workers are a group, and each has a
-    position of its own in it.
+    `unplaced` and `rows` are as the plan before has left them.
     """
     if policy is None or policy.pending_timeout_seconds is None:
         return Capacity({}, {})
@@ -70,13 +79,13 @@ def judge_capacity(
         slot: row
         for slot, row in rows.items()
         if not has_room
-        and slot < slots
+        and slot < demand.slots
         # Its slot is served again by the pod of before, or nothing is wanted of it: the next time is a first time.
         and (not row.is_over(clock.now_s - row.pause_s(TRIED_AGAIN)) or newest.get(slot, -1) > row.attempt)
     }
-    of_position = Counter(slot % per_group for slot in placed)
-    num_groups = min(of_position[position] for position in range(per_group))
-    if num_groups * per_group < policy.min_replicas:
+    of_position = Counter(slot % demand.per_group for slot in placed)
+    num_groups = min(of_position[position] for position in range(demand.per_group))
+    if num_groups * demand.per_group < demand.minimum:
         # What is missing for the start, or to go on, is tried at once. How often it was given back is not forgotten.
         return Capacity(since_s, rows, held={})
     timeout_s = float(policy.pending_timeout_seconds)

@@ -17,9 +17,9 @@ from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.failures.failures import Failures
-from regroup_operator.plan.generation.generation import NextGeneration
+from regroup_operator.plan.generation.generation import NextGeneration, bounds_of
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
-from regroup_operator.plan.pods.capacity import Capacity, judge_capacity, put_off
+from regroup_operator.plan.pods.capacity import Capacity, Demand, judge_capacity, put_off
 from regroup_operator.plan.pods.early import disrupted_words, early_words, held_until, note_early, surplus
 from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
@@ -106,7 +106,7 @@ def plan_pods(facts: Facts, failures: Failures, lifecycle: Lifecycle, generation
     )
     create, words = changes.create, capacity.words
     if later:
-        words = words or f"the others are made once {inputs.job.min_replicas} workers in whole groups have a node"
+        words = words or f"the others are made once {bounds_of(facts).minimum} workers in whole groups have a node"
     if inputs.job.template_changed:
         create, words, roles = (), TEMPLATE_WORDS, replace(roles, create=())
     replaced, created = count_created(
@@ -153,8 +153,7 @@ def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generatio
         policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
         pods=reached,
         released=facts.released,
-        slots=facts.slots,
-        per_group=facts.per_group,
+        demand=Demand(facts.slots, bounds_of(facts).minimum, facts.per_group),
         unplaced=memory.of_workers(lambda w: w.unplaced_s),
         rows=memory.of_slots(lambda s: s.given_back),
         clock=inputs.clock,
@@ -172,7 +171,7 @@ def _put_off(facts: Facts, generation: NextGeneration, rows: PodRows) -> frozens
         held + [slot for uid, slot in rows.lost.items() if uid not in generation.abandoned],
         slots=facts.slots,
         per_group=facts.per_group,
-        minimum=facts.inputs.job.min_replicas,
+        minimum=bounds_of(facts).minimum,
     )
 
 
@@ -208,8 +207,8 @@ def _worker_changes(
         roster,
         slots=facts.slots,
         # Who waits outside may be the last to hold the job's state.
-        settled=generation.document is None
-        and (current is None or (current.adopted and generation.stands and not _holds(facts, failures))),
+        settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
+        on_trial=_holds(facts, failures),
         abandoned=generation.abandoned,
         given_back=rows.capacity.given_back,
         unmade=later | _idle_slots(facts, lifecycle),

@@ -156,6 +156,7 @@ def plan_workers(
     *,
     slots: int,
     settled: bool,
+    on_trial: bool = False,
     abandoned: frozenset[str] = frozenset(),
     given_back: frozenset[str] = frozenset(),
     unmade: Collection[int] = (),
@@ -164,10 +165,11 @@ def plan_workers(
     """Return the changes to the pods of a job that trains.
 
     `settled` says that every member of the newest generation has adopted it, so that no other worker is needed any more. A
-    generation that is about to be written is not settled. `abandoned` has the UIDs of pods that the job no longer waits for
-    (lateness.py). They serve no slot, and stay until rule RELEASE lets them go. `given_back` has the UIDs of pods that never had a
-    node and leave at once. No pod is made for the slots in `unmade` now. `unsure` has the UIDs of pods that may not get into the
-    next generation although they are ready. A pod that can take the place of such a pod stays.
+    generation that is about to be written is not settled. `on_trial` says that workers keep their pods nevertheless, because the
+    script may refuse the smaller size. One that drains is let go, since it must leave. `abandoned` has the UIDs of pods that the
+    job no longer waits for (lateness.py). They serve no slot, and stay until rule RELEASE lets them go. `given_back` has the UIDs
+    of pods that never had a node and leave at once. No pod is made for the slots in `unmade` now. `unsure` has the UIDs of pods
+    that may not get into the next generation although they are ready. A pod that can take the place of such a pod stays.
     """
     gone = roster.released | abandoned | given_back
     serving: dict[int, Worker] = {}
@@ -182,7 +184,8 @@ def plan_workers(
             return True
         is_sure = at.available and at.standing != Standing.FORMING and at.uid not in unsure
         instead = at if worker.id.slot in serving and is_sure else None
-        may_go = settled or pod.uid in given_back or _never_took_part(worker, abandoned, roster.named, instead)
+        is_free = settled and (worker.draining or not on_trial)
+        may_go = is_free or pod.uid in given_back or _never_took_part(worker, abandoned, roster.named, instead)
         return not may_go
 
     release = tuple(

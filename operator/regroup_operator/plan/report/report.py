@@ -8,7 +8,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.job import NOT_REPEATED, template_digest
-from regroup_operator.api.status import MAX_INCIDENTS, Goodput, Incident, JobStatus, Samples
+from regroup_operator.api.status import MAX_INCIDENTS, Goodput, Incident, JobStatus, RefusedSize, Samples
 from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import PLANNED_CAUSES, Announce
@@ -62,7 +62,7 @@ def make_report(stages: Stages) -> Report:
         incidents=_incidents(facts, failures, generation),
         agent_image=inputs.agent_image,
         last_good_size=failures.size.good or None,
-        refused_size=failures.size.refused or facts.size.refused,
+        refused_size=failures.size.refused or facts.size.refused or _judged(facts),
     )
     if status.start_time is not None and inputs.job.refusal is None:
         spec = inputs.job.raw["spec"]
@@ -194,3 +194,12 @@ def _prune(facts: Facts, generation: NextGeneration, status: JobStatus) -> tuple
         return ()
     pruner = next((w.pod for w in generation.members if w.connected and w.pod), None)
     return () if pruner is None else (Tell(pruner.uid, Prune(tuple(checkpoint.kept))),)
+
+
+def _judged(facts: Facts) -> RefusedSize | None:
+    """Return the refusal of the newest generation's size after an edit has ended it. Without it the same failures, which the agents
+    repeat, would be judged again."""
+    known, current = facts.inputs.job.status.refused_size, facts.current
+    if known is None or current is None or current.suspended or known.generation != current.number:
+        return None
+    return known
