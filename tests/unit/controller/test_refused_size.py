@@ -60,11 +60,23 @@ def grown(world: World, replicas: int) -> None:
 
 
 def refused_when_smaller(world: World) -> None:
-    """The job shrinks to 3 workers, and the script raises in all of them."""
+    """The job shrinks to 3 workers by a loss, and the script raises in all of them, twice."""
     world.until(lambda: world.members == "0-2", limit_s=30.0)
     world.advance(1.0)
-    raises(world, 0, 1, 2)
+    again(world, 0, 1, 2)
+    again(world, 0, 1, 2)
     world.advance(30.0, 1.0)
+
+
+def again(world: World, *slots: int, line: str = LINE) -> None:
+    """The script raises in these workers, and they start again if the size is not refused."""
+    generation = world.generation
+    raises(world, *slots, line=line)
+    for _ in range(20):
+        if world.generation > generation:
+            break
+        world.advance(1.0)
+    world.advance(1.0)
 
 
 def says(world: World) -> tuple[str, str]:
@@ -159,7 +171,8 @@ def test_smaller_size_after_a_loss_waits_for_the_lost_worker(tmp_path: Path) -> 
     world.vanish(world.uid(2))
     world.until(lambda: world.members == "0-1", limit_s=30.0)
     world.advance(1.0)
-    raises(world, 0, 1)
+    again(world, 0, 1)
+    again(world, 0, 1)
     world.advance(60.0, 1.0)
     assert (world.phase, world.condition("Training")["reason"]) == ("Waiting", "TooFewMembers")
     message = world.condition("Training")["message"]
@@ -183,6 +196,7 @@ def test_edit_while_the_job_waits_trains_with_the_new_size(tmp_path: Path, edit:
     world.vanish(world.uid(3))
     refused_when_smaller(world)
     assert world.phase == "Waiting"
+    num_restarts = world.status["restarts"]["total"]
     num_events = [note.reason for note in world.notes].count("SizeRefused")
     if "replicas" in edit:
         world.scale(edit["replicas"])
@@ -193,7 +207,30 @@ def test_edit_while_the_job_waits_trains_with_the_new_size(tmp_path: Path, edit:
     formed(world)
     assert world.phase == "Running"
     assert [note.reason for note in world.notes].count("SizeRefused") == num_events
-    assert world.status["restarts"]["total"] <= 1, "of the lost pod"
+    assert world.status["restarts"]["total"] == num_restarts
+    assert "refusedSize" not in world.status
+
+
+@pytest.mark.parametrize(
+    ("line", "num_failures"),
+    [
+        ("OSError: [Errno 5] Input/output error: '/data/train.bin'", 1),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory", 2),
+    ],
+    ids=["passes", "torn file"],
+)
+def test_failure_that_is_not_about_the_size_does_not_stop_a_job_after_a_loss(
+    tmp_path: Path, line: str, num_failures: int
+) -> None:
+    world = trained(tmp_path, 4)
+    world.pods.pending.add(3)
+    world.vanish(world.uid(3))
+    world.until(lambda: world.members == "0-2", limit_s=30.0)
+    world.advance(1.0)
+    for _ in range(num_failures):
+        again(world, 0, 1, 2, line=line)
+    formed(world)
+    assert (world.phase, world.members) == ("Running", "0-2")
     assert "refusedSize" not in world.status
 
 

@@ -31,6 +31,7 @@ WALL = 1_800_000_000.0
 CLOCK = Clock(100.0, WALL)
 LINE = "AssertionError"
 TAIL = 'Traceback (most recent call last):\n  File "/app/train.py", line 95, in <module>\nAssertionError'
+TORN = 'File "/app/train.py", line 9, in <module>\nEOFError: Ran out of input'
 PEER = 'Traceback (most recent call last):\n  File "/torch/distributed.py", line 2, in all_reduce\nRuntimeError'
 
 
@@ -68,7 +69,7 @@ def judge(*members: Worker, good: int = 2, **changes: Any) -> str:
 
 def trial(*members: Worker, good: int = 2, **changes: Any) -> Trial:
     current = make_current(range(len(members)), number=2, announced_at_s=90.0)
-    return Trial(current=current, members=members, good=good, wanted=3, clock=CLOCK, **changes)
+    return Trial(current=current, members=members, good=good, clock=CLOCK, **{"wanted": 3} | changes)
 
 
 def before(tail: str = TAIL, generation: int = 1) -> Crash:
@@ -91,6 +92,7 @@ def before(tail: str = TAIL, generation: int = 1) -> Crash:
         pytest.param([raised(0), raised(1), raised(2, code=139)], "counts", id="one ends by a signal of its child"),
         pytest.param([raised(0), raised(1), raised(2, reason="OOMKilled")], "counts", id="one lacks memory"),
         pytest.param([raised(0), raised(1), raised(2, hung="it hung")], "counts", id="one was killed because it hung"),
+        pytest.param([raised(0), raised(1), raised(2, tail=TORN)], "counts", id="one reads a torn file"),
         pytest.param([raised(0, reason="CannotRun")], "counts", id="it can run with no size"),
         pytest.param(
             [raised(0), raised(1), replace(raised(2), standing=Standing.LOST)], "counts", id="a member is lost"
@@ -118,6 +120,24 @@ def test_size_is_refused_by_all(members: list[Worker], want: str) -> None:
 def test_size_is_refused_by_one_that_fails_twice_at_the_same_place(crash: Crash | None, want: str) -> None:
     """Only rank 0 checks the size, and the others fail for want of it."""
     assert judge(raised(0, at_s=98.0), raised(1, tail=PEER), raised(2, tail=PEER), crash=crash) == want
+
+
+@pytest.mark.parametrize(
+    ("members", "crash", "want"),
+    [
+        pytest.param([raised(0), raised(1), raised(2)], None, "counts", id="once may be chance"),
+        pytest.param([raised(0), raised(1), raised(2)], before(), "refused", id="twice"),
+        pytest.param([raised(0, at_s=98.0), raised(1, tail=PEER), raised(2, tail=PEER)], before(), "refused", id="rank 0 alone"),
+        pytest.param([raised(0), raised(1), raised(2)], before(PEER), "counts", id="it failed elsewhere"),
+        pytest.param([raised(0), raised(1), runs(2)], before(), "open", id="one has not failed yet"),
+        pytest.param([raised(0), raised(1, tail=PEER), runs(2)], before(), "open", id="a peer has not failed yet"),
+        pytest.param([raised(0, at_s=94.0), raised(1), runs(2)], before(), "counts", id="one has not failed in time"),
+    ],
+)  # fmt: skip
+def test_size_that_a_loss_has_left_is_refused_by_two_generations(
+    members: list[Worker], crash: Crash | None, want: str
+) -> None:
+    assert judge(*members, good=4, wanted=4, crash=crash) == want
 
 
 @pytest.mark.parametrize(("action", "want"), [("Fail", "counts"), ("Ignore", "refused"), ("Restart", "refused")])

@@ -22,6 +22,7 @@ from regroup_operator.model.worker import Current, Standing, Wait, Worker
 from regroup_operator.plan.failures.crashes import STEADY_S, place_of
 from regroup_operator.plan.failures.exits import failure_of
 from regroup_operator.plan.failures.on_exit import first_match
+from regroup_operator.plan.failures.script_hints import is_torn
 
 SETTLE_S = 5.0
 """The failures of the other members are waited for so long. They raise at the same line, but their imports take different times."""
@@ -53,6 +54,11 @@ class Trial:
     def size(self) -> int:
         """Number of workers of the newest generation."""
         return len(self.current.members)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Return whether people or an autoscaler asked for this size. A smaller one may be all that a loss has left."""
+        return self.size >= min(self.good, self.wanted)
 
     @property
     def held_until_s(self) -> float | None:
@@ -99,6 +105,9 @@ def judge_trial(trial: Trial) -> SizeVerdict:
     It does if several members have all raised at the same place. It also does if the newest generation and an earlier one failed at
     the same place first. Else one process has failed, and the others as a consequence: that counts as without a trial. Signals, a
     lack of memory and lost members count, too, and so do exits for which a rule of spec.recovery.onExit fails the job.
+
+    A refusal of a size that a loss has left stops the job. What caused the loss may also make the script fail for a moment. So
+    there all members must have failed, and the newest generation and an earlier one at the same place first.
     """
     failures = [failure for worker in trial.members if (failure := _failure(trial, worker)) is not None]
     held = SizeVerdict(trial.good, held_until_s=trial.held_until_s)
@@ -111,10 +120,12 @@ def judge_trial(trial: Trial) -> SizeVerdict:
     crash = trial.crash
     again = crash is not None and crash.place == place and 0 < crash.last.generation < trial.current.number
     everywhere = same and len(failures) == trial.size > 1  # one member alone may have failed by chance
-    if everywhere or again:
-        return _refused(trial, first, "in every one of them" if everywhere else "twice at the same place")
+    if (everywhere or again) if trial.is_asked_for else (again and len(failures) == trial.size):
+        return _refused(
+            trial, first, "in every one of them" if everywhere and trial.is_asked_for else "twice at the same place"
+        )
     until_s = trial.clock.at_s(first.at) + SETTLE_S
-    if not same or trial.size == 1 or trial.clock.now_s >= until_s:
+    if not (same or again) or len(failures) == trial.size or trial.clock.now_s >= until_s:
         return held
     words = f"Worker {first.worker} failed with {_workers(trial.size)}, a size that is new to the script; waiting for the others."
     return SizeVerdict(
@@ -161,8 +172,9 @@ def _failure(trial: Trial, worker: Worker) -> Failure | None:
 
 
 def _is_raised(trial: Trial, failure: Failure) -> bool:
-    """Return whether a process ended with an exit code of its own, for which no rule fails the job."""
-    if failure.hung or failure.reason or not 0 < (failure.exit_code or 0) < 128:
+    """Return whether a process ended with an exit code of its own, for which no rule fails the job. A torn file is no matter of the
+    size."""
+    if is_torn(failure) or failure.hung or failure.reason or not 0 < (failure.exit_code or 0) < 128:
         return False
     index = first_match(trial.rules, failure)
     return index is None or trial.rules[index].action != "Fail"

@@ -37,9 +37,14 @@ def with_returned(
     return tuple(replace(f, returned=words) if f.generation == current.number else f for f in failures)
 
 
+def is_torn(failure: Failure) -> bool:
+    """Return whether a process failed at a file that was not written to its end."""
+    return any(sign in f"{failure.tail} {failure.last_line}" for sign in _TORN)
+
+
 def crash_hint(crash: Crash) -> str:
     """Return what may be behind a crash that repeats in tier Script, or an empty text."""
-    if not any(sign in f"{crash.last.tail} {crash.last.last_line}" for sign in _TORN):
+    if not is_torn(crash.last):
         return ""
     return (
         "A file that it reads was not written to its end, as by a process that was ended while it saved. Remove the file, and "
