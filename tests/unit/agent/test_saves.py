@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from _regroup_agent import events as ev
 from _regroup_agent import save_watcher
 from _regroup_agent.save_watcher import SaveWatcher, list_files
-from _regroup_agent.saves import Files, Saves, is_ignored
+from _regroup_agent.saves import LONGEST_S, Files, Saves, is_ignored
 from regroup.protocol import wire
 from tests.unit.agent.drive import Drive
 
@@ -53,6 +53,32 @@ def test_checkpoint_is_complete_once_files_changed_and_settled(
     looks: list[tuple[float, Files]], want: list[float]
 ) -> None:
     assert completed(*looks) == want
+
+
+def ticks(files_at: Callable[[int], Files]) -> list[float]:
+    """Return when a checkpoint was complete, of looks each 0.5 s for 40 s."""
+    return completed((0.0, FIRST), *((tick / 2, files_at(tick)) for tick in range(1, 81)))
+
+
+def test_script_that_saves_often_is_seen_to_save() -> None:
+    """None of its files is ever quiet for a second, and no look misses a change."""
+    same_name = ticks(lambda tick: {"a": OLD, "ckpt.pt": (tick, 100)})
+    assert same_name[0] == 1.0, "the second write proves that the first was complete"
+    new_names = ticks(lambda tick: {f"ckpt-{n}.pt": OLD for n in range(tick)})
+    assert new_names[0] == LONGEST_S + 0.5
+    newest_only = ticks(lambda tick: {f"ckpt-{tick}.pt": OLD})
+    assert newest_only[0] == LONGEST_S + 0.5
+
+
+def test_small_file_that_is_rewritten_hides_no_checkpoint_and_is_none() -> None:
+    def files_at(tick: int) -> Files:
+        return {"a": OLD, "counter": (tick, 3 + tick % 2)} | ({"ckpt.pt": (9, 900)} if tick >= 20 else {})
+
+    assert ticks(files_at) == [11.0]
+
+
+def test_slow_write_is_no_checkpoint_before_its_end() -> None:
+    assert ticks(lambda tick: {"a": OLD, "ckpt.pt": (tick, 1000 + tick)}) == []
 
 
 @pytest.mark.parametrize(
