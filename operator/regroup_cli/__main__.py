@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         "--workers",
         type=int,
         metavar="N",
-        help="number of workers (default 1, or what a launcher such as torchrun says)",
+        help="number of workers (default: what a launcher such as torchrun says, else the smallest of --sizes, else 1)",
     )
     run.add_argument(
         "--min",
@@ -57,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="N,N",
         help="numbers of workers that the script can train with, for example 2,4,8; makes the job resizable (default: every "
         "number). --min and --max default to the smallest and the largest",
+    )
+    run.add_argument(
+        "--grow-at",
+        choices=["now", "checkpoint"],
+        help="when a script without the library grows: now, or right after its next checkpoint, so that it loses nothing; makes "
+        "the job resizable (default now)",
     )
     run.add_argument(
         "--processes-per-worker",
@@ -245,8 +251,16 @@ def seconds(text: str) -> float:
 
 
 def sizes(text: str) -> list[int]:
-    """Return the numbers of --sizes, which are separated by commas. Raises ValueError."""
-    return [int(number) for number in text.split(",")]
+    """Return the numbers of --sizes. argparse says what is wrong with another text."""
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no ascending list of numbers of at least 1; give one such as 2,4,8"
+        )
+    return numbers
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -62,13 +62,15 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         },
         "template": {"spec": {"containers": [trainer]}},
     }
-    if args.min is not None or args.max is not None or args.sizes is not None:
+    if any(given is not None for given in (args.min, args.max, args.sizes, args.grow_at)):
         least = args.workers_per_group if args.sizes is None else min(args.sizes)
         low = least if args.min is None else args.min
         high = max(args.workers, low, *(args.sizes or ())) if args.max is None else args.max
         spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
         if args.sizes is not None:
             spec["elasticPolicy"]["sizes"] = args.sizes
+        if args.grow_at is not None:
+            spec["elasticPolicy"]["growAt"] = args.grow_at.capitalize()
     begun = None if args.resume is None else checkpoint_to_resume(Path(_absolute(args.resume, "--resume")))
     directory = _directory(args, begun)
     if directory is not None:
@@ -85,7 +87,8 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def fill_counts(args: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Set --workers and --processes-per-worker where they are absent: to what a launcher in the command says, else to 1.
+    """Set --workers and --processes-per-worker where they are absent: to what a launcher in the command says, else to 1 or to the
+    smallest of --sizes.
 
     Raises SpecError for a launcher's command that cannot be translated.
     """
@@ -97,7 +100,7 @@ def fill_counts(args: argparse.Namespace, environment: Mapping[str, str]) -> Non
         raise SpecError(str(error)) from None
     counts = launchers.Counts() if found is None else found.counts
     if args.workers is None:
-        args.workers = counts.workers[1] if counts.workers else 1
+        args.workers = counts.workers[1] if counts.workers else min(args.sizes or [1])
     if args.processes_per_worker is None:
         args.processes_per_worker = _processes(counts, args.workers)
 

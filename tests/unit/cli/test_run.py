@@ -87,6 +87,31 @@ def test_workers_form_groups(arguments: list[str], want: tuple[int, int, int]) -
 @pytest.mark.parametrize(
     ("arguments", "want"),
     [
+        pytest.param(["--sizes", "2,4"], 2, id="the smallest size"),
+        pytest.param(["--sizes", "2,4", "--workers", "4"], 4, id="named"),
+        pytest.param(["--grow-at", "now"], 1, id="no sizes"),
+    ],
+)
+def test_number_of_workers_that_is_not_given(arguments: list[str], want: int) -> None:
+    assert parse_job(job_object(parser().parse_args(["run", *arguments, "true"]))).spec.replicas == want
+
+
+@pytest.mark.parametrize("text", ["", "2,", "two", "4,2", "2,2", "0,2", "-1"])
+def test_wrong_sizes_are_one_sentence_with_the_rule(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["run", f"--sizes={text}", "true"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"{text!r} is no ascending list of numbers of at least 1; give one such as 2,4,8")
+
+
+def test_moment_to_grow(tmp_path: Path) -> None:
+    arguments = ["run", "--max", "4", "--grow-at", "checkpoint", "--checkpoint", str(tmp_path), "true"]
+    assert job_object(parser().parse_args(arguments))["spec"]["elasticPolicy"]["growAt"] == "Checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
         pytest.param([], (None, 60), id="absent"),
         pytest.param(["--stop-signal", "SIGUSR1", "--stop-seconds", "5"], ("SIGUSR1", 5), id="a signal and its time"),
     ],
