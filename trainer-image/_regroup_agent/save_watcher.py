@@ -25,7 +25,7 @@ LEAST_S = 0.2
 """Seconds between two listings at least, however often files change."""
 MAX_ENTRIES = 4096
 """Entries that one listing reads at most, of all directories together."""
-MAX_DEPTH = 3
+MAX_DEPTH = 5
 """Directories inside of each other that are listed, the checkpoint directory included."""
 MAX_WATCHED = 64
 """Directories that inotify watches at most."""

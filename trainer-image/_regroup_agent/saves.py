@@ -20,7 +20,7 @@ SETTLED_S = 1.0
 LONGEST_S = 30.0
 """Seconds after which a checkpoint is complete although more files change, once one file has settled."""
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".lock", ".swp", "~")
-_NO_CHECKPOINT = (".log", ".txt", ".csv", ".jsonl", ".out", ".err")
+_NO_CHECKPOINT = (".log", ".txt", ".csv", ".jsonl", ".yaml", ".yml", ".out", ".err")
 
 Files = Mapping[str, "tuple[int, int]"]
 """Maps the path of each file to its modification time in nanoseconds and its size in bytes."""
@@ -29,10 +29,11 @@ Files = Mapping[str, "tuple[int, int]"]
 def is_ignored(name: str) -> bool:
     """Return whether a file or directory is no completed part of a checkpoint, by its name.
 
-    Temporary files, hidden ones, logs and TensorBoard's events are none. They change while no checkpoint is written.
+    Temporary files, hidden ones, logs, configurations and the files of TensorBoard and wandb are none. They change while no
+    checkpoint is written.
     """
     lower = name.lower()
-    if lower.startswith((".", "tmp", "_tmp", "events.out.tfevents")):
+    if lower.startswith((".", "tmp", "_tmp", "events.out.tfevents", "wandb")):
         return True
     return lower.endswith(_UNFINISHED + _NO_CHECKPOINT)
 

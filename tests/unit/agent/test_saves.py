@@ -85,20 +85,20 @@ def test_slow_write_is_no_checkpoint_before_its_end() -> None:
     ("name", "want"),
     [("ckpt.pt", False), ("checkpoint-500", False), ("__0_0.distcp", False), ("trainer_state.json", False)]
     + [(name, True) for name in ("ckpt.pt.tmp", ".ckpt.pt.x1", "tmp-checkpoint-500", "CKPT.PART", "train.log", "loss.jsonl")]
-    + [("events.out.tfevents.1.host", True)],
+    + [(name, True) for name in ("events.out.tfevents.1.host", "wandb", "config.yaml", "hparams.yml")],
 )  # fmt: skip
 def test_names_that_are_no_checkpoints(name: str, want: bool) -> None:
     assert is_ignored(name) is want
 
 
 def test_listing_is_bounded_and_follows_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
-    for name in ("one.pt", "a/two.pt", "a/b/three.pt", "a/b/c/four.pt", "empty.pt", "x.tmp"):
+    (tmp_path / "a" / "b" / "c" / "d" / "e").mkdir(parents=True)
+    for name in ("one.pt", "a/two.pt", "a/b/c/d/five.pt", "a/b/c/d/e/six.pt", "empty.pt", "x.tmp"):
         (tmp_path / name).write_text("" if name == "empty.pt" else "x")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     files, directories = list_files(str(tmp_path))
-    assert {str(Path(path).relative_to(tmp_path)) for path in files} == {"one.pt", "a/two.pt", "a/b/three.pt"}
-    assert [str(Path(path).relative_to(tmp_path)) for path in directories] == [".", "a", "a/b"]
+    assert {str(Path(path).relative_to(tmp_path)) for path in files} == {"one.pt", "a/two.pt", "a/b/c/d/five.pt"}
+    assert [str(Path(path).relative_to(tmp_path)) for path in directories] == [".", "a", "a/b", "a/b/c", "a/b/c/d"]
     monkeypatch.setattr(save_watcher, "MAX_ENTRIES", 3)
     assert len(list_files(str(tmp_path))[0]) <= 3
     assert list_files(str(tmp_path / "gone")) == ({}, [str(tmp_path / "gone")])

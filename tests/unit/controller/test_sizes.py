@@ -253,3 +253,18 @@ def test_script_grows_at_its_next_checkpoint_and_goes_on_after_a_loss_at_once(tm
     world.store.change_spec(lambda spec: spec["elasticPolicy"].update(growAt="Now"))
     world.dirty()
     world.until(lambda: world.members == "0-1,2.1", limit_s=10.0)
+
+
+def test_workers_too_few_for_the_next_size_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
+    job = elastic(4, minReplicas=2, maxReplicas=8, sizes=[2, 4], growAt="Checkpoint")
+    world = World(tmp_path, job.with_spec(checkpoint={"volumeClaim": "digits"}), script="plain", num_nodes=4)
+    world.advance(40.0, 1.0)
+    for node in world.pods.nodes.values():
+        node.is_cordoned = True
+    world.vanish(world.uid(3))
+    world.until(lambda: world.members == "0-1", limit_s=30.0)
+    world.advance(90.0, 1.0)
+    assert world.members == "0-1"
+    assert world.condition("Degraded")["message"].startswith(
+        "2 of 4 workers train. 1 more worker is ready and waits: the next size of spec.elasticPolicy is 4."
+    )

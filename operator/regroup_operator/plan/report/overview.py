@@ -369,7 +369,9 @@ def _growth_words(facts: Facts, generation: NextGeneration) -> str:
     if not waits_for_save(spec.elastic_policy, facts.tier, members, facts.inputs.clock.now_s):
         return ""
     ready = sum(not w.is_member and w.available and not w.draining for w in workers)
-    return save_words(members, ready, spec.checkpoint.directory) if ready else ""
+    # Workers that are ready may be too few for the next permitted size.
+    grows = bounds_of(facts).fitting(len(members) + ready) > len(members)
+    return save_words(members, ready, spec.checkpoint.directory) if grows else ""
 
 
 def _refused_size_words(facts: Facts) -> str:
