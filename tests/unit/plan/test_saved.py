@@ -41,6 +41,20 @@ def test_growth_waits_for_a_checkpoint(saved: list[float | None], want: bool) ->
 
 
 @pytest.mark.parametrize(
+    ("saved", "want"),
+    [
+        pytest.param([60.0, NOW_S], True, id="the second node shows an old checkpoint late"),
+        pytest.param([None, NOW_S], False, id="the first has seen none"),
+        pytest.param([40.0, NOW_S], False, id="the first has seen none in this generation"),
+        pytest.param([NOW_S, 60.0], False, id="the first has just seen one"),
+    ],
+)
+def test_first_member_is_believed(saved: list[float | None], want: bool) -> None:
+    members = [member(slot, at_s) for slot, at_s in enumerate(saved)]
+    assert waits_for_save(policy(), "Script", members, NOW_S, since_s=50.0) is want
+
+
+@pytest.mark.parametrize(
     ("given", "tier"),
     [
         pytest.param(policy("Now"), "Script", id="it is not asked for"),

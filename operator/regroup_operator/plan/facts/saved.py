@@ -16,17 +16,24 @@ GROW_WITHIN_S = 5.0
 """The job grows within so many seconds after a checkpoint. An operator that was away then waits for the next one."""
 
 
-def newest_save_s(members: Iterable[Worker]) -> float | None:
-    """Return when the script last completed a checkpoint, by what the agents of its members have seen; None: they saw none."""
-    seen = (w.session.saved_at_s for w in members if w.session is not None)
-    return max((at_s for at_s in seen if at_s is not None), default=None)
+def newest_save_s(members: Iterable[Worker], since_s: float = 0.0) -> float | None:
+    """Return when the script last completed a checkpoint, by what the agents of its members have seen; None: they saw none.
+
+    The first member whose agent has seen one since `since_s`, the start of the generation, is believed. Another node may show the
+    same checkpoint much later. If there is none, the newest one counts.
+    """
+    seen = [w.session.saved_at_s for w in members if w.session is not None]
+    times_s = [at_s for at_s in seen if at_s is not None]
+    return next((at_s for at_s in times_s if at_s >= since_s > 0), max(times_s, default=None))
 
 
-def waits_for_save(policy: ElasticPolicy | None, tier: str | None, members: Iterable[Worker], now_s: float) -> bool:
-    """Return whether a job may not grow now. A session loses nothing by growing."""
+def waits_for_save(
+    policy: ElasticPolicy | None, tier: str | None, members: Iterable[Worker], now_s: float, *, since_s: float = 0.0
+) -> bool:
+    """Return whether a job may not grow now. A session loses nothing by growing. `since_s`: the start of its generation."""
     if policy is None or policy.grow_at != "Checkpoint" or tier != "Script":
         return False
-    saved_s = newest_save_s(members)
+    saved_s = newest_save_s(members, since_s)
     return saved_s is None or now_s > saved_s + GROW_WITHIN_S
 
 

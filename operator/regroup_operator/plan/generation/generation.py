@@ -109,7 +109,11 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
         links=late.kept.links,
         without_commit=failures.num_without_commit,
         holds_growth=waits_for_save(
-            facts.inputs.job.spec.elastic_policy, facts.tier, late.members, facts.inputs.clock.now_s
+            facts.inputs.job.spec.elastic_policy,
+            facts.tier,
+            late.members,
+            facts.inputs.clock.now_s,
+            since_s=0.0 if facts.current is None else facts.current.announced_at_s,
         ),
     )
     decision = failures.size.wait or next_generation(facts.current, situation)

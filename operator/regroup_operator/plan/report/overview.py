@@ -366,7 +366,8 @@ def _growth_words(facts: Facts, generation: NextGeneration) -> str:
     spec, workers, members = facts.inputs.job.spec, generation.workers, generation.members
     if spec.checkpoint is None or len(members) >= facts.size.replicas:
         return ""
-    if not waits_for_save(spec.elastic_policy, facts.tier, members, facts.inputs.clock.now_s):
+    since_s = 0.0 if facts.current is None else facts.current.announced_at_s
+    if not waits_for_save(spec.elastic_policy, facts.tier, members, facts.inputs.clock.now_s, since_s=since_s):
         return ""
     ready = sum(not w.is_member and w.available and not w.draining for w in workers)
     # Workers that are ready may be too few for the next permitted size.
