@@ -11,7 +11,7 @@ from regroup.protocol.wire import Fault, Progress
 from regroup_operator.api import Job, JobStatus, parse_job, parse_status
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Counted, JobMemory, SlotMemory, WorkerMemory
-from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.records import AgentSession, Pod
 from regroup_operator.model.worker import Bounds, Current, Standing, Worker
 from regroup_operator.plan.failures.exits import Seen
 from tests.builders.jobs import Manifest, stored_job
@@ -98,7 +98,7 @@ def make_condition(phase: str = Phase.READY, generation: int = 0, **changes: Any
 
 def make_session(
     slot: int = 0, phase: str = Phase.READY, generation: int = 0, attempt: int = 0, **changes: Any
-) -> Session:
+) -> AgentSession:
     """Return the connected session of a worker's agent. Fields of the condition may be given by name, too."""
     of_condition = ("incarnation", "heard", "entered", "adopted_to", "session", "step", "cause", "group")
     given = {k: changes.pop(k) for k in of_condition if k in changes}
@@ -113,7 +113,7 @@ def make_session(
         "condition_at_s": LONG_AGO_S,
         "store_port": 4000 + slot,
     }
-    return Session(**values | changes)
+    return AgentSession(**values | changes)
 
 
 def make_seal(

@@ -28,7 +28,7 @@ from regroup.protocol.wire import (
 from regroup_operator.endpoint.sessions import apply_report, is_routine, stream_closed, stream_opened
 from regroup_operator.model.pace import progress_factor
 from regroup_operator.model.reach import suspects_itself
-from regroup_operator.model.records import Key, Pod, Session
+from regroup_operator.model.records import AgentSession, Key, Pod
 
 PROGRESS_PLAN_S = 2.5
 """A job of which nothing but its progress is news is planned so much later, however many workers report it. If agents report less
@@ -85,7 +85,7 @@ class Registry:
         self._enqueue = enqueue
         self._enqueue_after = enqueue_after
         self._factor, self._progress_plan_s = factor, progress_plan_s
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._streams: dict[str, Stream] = {}
         self._jobs: Counter[JobId] = Counter()
         """Open streams by job."""
@@ -100,7 +100,7 @@ class Registry:
         """Pods that are asked to leave, by UID: few."""
         self.dropped_reports = 0
 
-    def sessions(self, pods: Iterable[Pod]) -> dict[str, Session]:
+    def sessions(self, pods: Iterable[Pod]) -> dict[str, AgentSession]:
         """Return the sessions of these pods, by UID."""
         return {pod.uid: self._sessions[pod.uid] for pod in pods if pod.uid in self._sessions}
 
@@ -115,7 +115,7 @@ class Registry:
             self._pods[pod.uid] = pod
             self._enqueue((pod.namespace, pod.job))
 
-    def leaving(self, key: Key, job_uid: str | None) -> list[tuple[Pod, Session]]:
+    def leaving(self, key: Key, job_uid: str | None) -> list[tuple[Pod, AgentSession]]:
         """Return the pods that are asked to leave of jobs with this name, but not of the one with this UID."""
         return [
             (pod, self._sessions[uid])

@@ -19,7 +19,7 @@ from regroup.protocol.wire import (
     ScriptProgress,
     Stacks,
 )
-from regroup_operator.model.records import ProcessExit, Session, Silence
+from regroup_operator.model.records import AgentSession, ProcessExit, Silence
 
 MAX_EXITS = 32
 MAX_UNHEARD = 64
@@ -32,14 +32,14 @@ MAX_AGE_S = 30 * 86400.0
 """No agent speaks of anything older. Times are computed from ages, and beyond some years there is no date."""
 
 
-def apply_report(session: Session | None, report: Report, now_s: float) -> Session | None:
+def apply_report(session: AgentSession | None, report: Report, now_s: float) -> AgentSession | None:
     """Return the session after the report, or None if the report is dropped (rule FENCE). Reports are dropped of another agent
     process than the one that said hello last, and of an older incarnation. So are those of a generation older than what the agent
     has said since: they are delayed messages of a fenced generation."""
     condition = report.condition
     before = session.condition if session is not None else condition
     if session is None:
-        session = Session(report.pod_uid, report.boot, False, condition, now_s, now_s)
+        session = AgentSession(report.pod_uid, report.boot, False, condition, now_s, now_s)
     elif report.boot != session.boot:
         if not isinstance(report.body, Hello) or condition.incarnation < before.incarnation:
             return None
@@ -83,7 +83,7 @@ _TEXTS = ("checkpoint_problem", "snapshot_problem", "checkpoints_late", "snapsho
 """Sentences in a report of progress that come to stand in the status."""
 
 
-def is_routine(before: Session | None, after: Session, report: Report) -> bool:
+def is_routine(before: AgentSession | None, after: AgentSession, report: Report) -> bool:
     """Return whether a report says only how far training is: nobody asked for it, and nothing else has changed."""
     if before is None or not isinstance(report.body, Progress | ScriptProgress):
         return False
@@ -99,7 +99,7 @@ def is_routine(before: Session | None, after: Session, report: Report) -> bool:
     )
 
 
-def _script_trains(session: Session) -> object:
+def _script_trains(session: AgentSession) -> object:
     """Return the generation of a script's last word, and whether it has got further in it: then it trains."""
     return session.script_generation, session.script is not None and session.script.every_s is not None
 
@@ -112,7 +112,7 @@ def _saved(progress: Progress | None) -> object:
     return progress.checkpoint, progress.checkpoint_problem, progress.snapshot_problem, late
 
 
-def _standing(session: Session) -> object:
+def _standing(session: AgentSession) -> object:
     """Return what a decision may depend on of what every report says again: all but the step and ages."""
     condition = replace(session.condition, step=0, busy=())
     busy = [(busy.kind, busy.name) for busy in session.condition.busy]
@@ -136,14 +136,14 @@ def _ended(before: tuple[Busy, ...], now: tuple[Busy, ...]) -> bool:
     return bool({(busy.kind, busy.name) for busy in before} - {(busy.kind, busy.name) for busy in now})
 
 
-def _older(session: Session, report: Report) -> bool:
+def _older(session: AgentSession, report: Report) -> bool:
     old, new = session.condition, report.condition
     return new.incarnation < old.incarnation or (
         new.incarnation == old.incarnation and (new.heard < old.heard or new.entered < old.entered)
     )
 
 
-def _changed_by(session: Session, report: Report, now_s: float) -> dict[str, Any]:
+def _changed_by(session: AgentSession, report: Report, now_s: float) -> dict[str, Any]:
     """Return the fields of the session that the report's body changes."""
     body, generation = report.body, report.condition.generation
     if isinstance(body, Adopted):
@@ -161,7 +161,7 @@ def _changed_by(session: Session, report: Report, now_s: float) -> dict[str, Any
     return {}
 
 
-def _progressed(session: Session, body: Progress, generation: int, now_s: float) -> dict[str, Any]:
+def _progressed(session: AgentSession, body: Progress, generation: int, now_s: float) -> dict[str, Any]:
     same = session.progress is not None and session.progress_generation == generation
     first = session.first_progress if same else None
     if body.first_step_ms is not None:
@@ -182,7 +182,9 @@ def _progressed(session: Session, body: Progress, generation: int, now_s: float)
     }
 
 
-def _script_progressed(session: Session, body: ScriptProgress, condition: Condition, now_s: float) -> dict[str, Any]:
+def _script_progressed(
+    session: AgentSession, body: ScriptProgress, condition: Condition, now_s: float
+) -> dict[str, Any]:
     """Return what a script's word on its progress changes: nothing if it is a process's that has been replaced."""
     before = session.script.incarnation if session.script is not None else 0
     if not before <= body.incarnation <= condition.incarnation:
@@ -191,14 +193,14 @@ def _script_progressed(session: Session, body: ScriptProgress, condition: Condit
     return {"script": body, "script_generation": condition.generation, "script_at_s": at_s}
 
 
-def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:
+def _step_s(session: AgentSession, progress: Progress, at_s: float) -> float | None:
     before, before_s = session.progress, session.progress_at_s
     if before is None or before_s is None or progress.step <= before.step:
         return session.step_s
     return max(0.0, at_s - before_s) / (progress.step - before.step)
 
 
-def _failed(session: Session, fault: Fault, entered: int, now_s: float) -> dict[str, Any]:
+def _failed(session: AgentSession, fault: Fault, entered: int, now_s: float) -> dict[str, Any]:
     is_exit = fault.cause in ("exit", "hung")
     if is_exit and any(e.number >= fault.ended for e in session.exits):
         return {}  # it is reported again, on a new connection
@@ -245,12 +247,12 @@ def _clean(text: str, length: int = MAX_LINE) -> str:
     return shorten(text, length).encode(errors="replace").decode()
 
 
-def stream_opened(session: Session) -> Session:
+def stream_opened(session: AgentSession) -> AgentSession:
     """Return the session with an open stream."""
     return session.but(connected=True, closed_at_s=None, unanswered_since_s=None, **UNTOLD)
 
 
-def stream_closed(session: Session, now_s: float, newest_step: int = 0) -> Session:
+def stream_closed(session: AgentSession, now_s: float, newest_step: int = 0) -> AgentSession:
     """Return the session without its stream. Steps that have been committed by now prove life no more (rule FENCE); `newest_step`
     is the newest that any worker of the job has reported."""
     step = session.progress.step if session.progress else 0

@@ -155,7 +155,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Session:
+class AgentSession:
     """All that the membership endpoint knows of one agent; replaced whole at each report. Times are monotonic seconds."""
 
     pod_uid: str
@@ -242,11 +242,11 @@ class Session:
     saved_at_s: float | None = None
     """Time at which it last saw the script complete a checkpoint; None: it has seen none."""
 
-    def but(self, **fields: Any) -> Session:
+    def but(self, **fields: Any) -> AgentSession:
         """Return this session with some fields changed. The endpoint does this for each report: `dataclasses.replace` calls the
         constructor with all fields, which takes as long as reading the report."""
         assert fields.keys() <= self.__dict__.keys(), fields
-        changed = object.__new__(Session)
+        changed = object.__new__(AgentSession)
         changed.__dict__.update(self.__dict__)
         changed.__dict__.update(fields)
         return changed
@@ -334,7 +334,7 @@ class Observation:
     """Everything that a plan is a function of, but the job itself and the clock."""
 
     pods: tuple[Pod, ...]
-    sessions: dict[str, Session] = field(default_factory=dict)
+    sessions: dict[str, AgentSession] = field(default_factory=dict)
     """Sessions by pod UID."""
     term_started_s: float = 0.0
     admitted_by_s: float = 0.0

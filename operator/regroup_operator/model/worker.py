@@ -9,7 +9,7 @@ from regroup.protocol.document import LineageEntry, OlderGeneration
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, gone_name
 from regroup_operator.api.spec import largest_size
-from regroup_operator.model.records import Pod, Session, Settings
+from regroup_operator.model.records import AgentSession, Pod, Settings
 from regroup_operator.model.waits import UntilEvent
 
 
@@ -58,7 +58,7 @@ class Worker:
 
     id: MemberId
     pod: Pod | None
-    session: Session | None
+    session: AgentSession | None
     standing: str
     available: bool
     """Could form a generation now: usable pod, open stream, all processes attached (script tier: agent ready)."""

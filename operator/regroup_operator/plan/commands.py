@@ -28,7 +28,7 @@ from regroup.protocol.wire import (
 )
 from regroup_operator.api.conditions import COMPLETE, SUSPENDED
 from regroup_operator.model.plan import Tell, earliest
-from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.records import AgentSession, Pod
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.finished import Finished
@@ -160,7 +160,7 @@ class Briefing:
     def _has_silent(self) -> bool:
         return any(w.is_member and w.standing == Standing.SILENT for w in self.workers)
 
-    def commands(self, worker: Worker, pod: Pod, session: Session) -> Iterator[Tell]:
+    def commands(self, worker: Worker, pod: Pod, session: AgentSession) -> Iterator[Tell]:
         """Yield what an agent that can be reached is told now."""
         known_tier = self.tier or "Unknown"
         if session.told_tier != known_tier:
@@ -173,7 +173,7 @@ class Briefing:
         if self._asks(pod, session):
             yield Tell(pod.uid, ProgressRequest() if self._has_silent or pod.uid in self._late else Ping())
 
-    def _ending(self, pod: Pod, session: Session) -> tuple[Finish | Stop, ...] | None:
+    def _ending(self, pod: Pod, session: AgentSession) -> tuple[Finish | Stop, ...] | None:
         """Return what a worker is told that leaves its loop or stops, unless it was told before; None: it goes on."""
         end, word, is_released = self.end, self.stop, pod.uid in self.released
         if end is not None and pod.uid in end.stops:
@@ -190,7 +190,7 @@ class Briefing:
         told = session.told_stop and (word, session.told_outcome) != (COMPLETE, SUSPENDED)
         return () if told or (word is None and not is_released) else (Stop(word or "Released"),)
 
-    def _generation(self, worker: Worker, pod: Pod, session: Session) -> Iterator[Tell]:
+    def _generation(self, worker: Worker, pod: Pod, session: AgentSession) -> Iterator[Tell]:
         """Yield the newest generation for a worker that has not heard of it."""
         assignment, condition = self._assignment, session.condition
         if assignment is None or session.told_generation >= assignment.number:
@@ -200,7 +200,7 @@ class Briefing:
         if (condition.heard < assignment.number or waits) and not (self._is_withheld and worker.trains):
             yield from assignment.of(pod)
 
-    def _asks(self, pod: Pod, session: Session) -> bool:
+    def _asks(self, pod: Pod, session: AgentSession) -> bool:
         """Return whether an agent is asked how it is."""
         if pod.uid in self._late:
             return True
@@ -224,7 +224,7 @@ def _every_s(workers: Sequence[Worker]) -> float:
     return max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
 
 
-def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
+def stop_leaving(leaving: Iterable[tuple[Pod, AgentSession]]) -> Iterator[Tell]:
     """Yield the commands for pods that are asked to leave and whose job is deleted. No worker will take their place, so they do not
     train on until their grace period is over."""
     for pod, session in leaving:
@@ -232,7 +232,7 @@ def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
             yield Tell(pod.uid, Stop("Released"))
 
 
-def script_due_s(session: Session) -> float:
+def script_due_s(session: AgentSession) -> float:
     """Return when the agent of a running script is asked next if nothing calls for it before. If it has not answered yet, return
     when it counts as silent."""
     if session.unanswered_since_s is not None:

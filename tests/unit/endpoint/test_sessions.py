@@ -30,11 +30,11 @@ from regroup_operator.endpoint.sessions import (
     stream_closed,
     stream_opened,
 )
-from regroup_operator.model.records import Session, Silence
+from regroup_operator.model.records import AgentSession, Silence
 from tests.unit.endpoint.reports import hello, make_report
 
 
-def session(*reports: Report, now_s: float = 10.0, **condition: Any) -> Session:
+def session(*reports: Report, now_s: float = 10.0, **condition: Any) -> AgentSession:
     """Return the session after a hello and these reports."""
     out = apply_report(None, hello(**condition), now_s)
     for report in reports:

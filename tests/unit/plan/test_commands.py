@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.document import FORCED, PLANNED, Document, Member, Store
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import DocumentCommand, Generation, Ping
-from regroup_operator.model.records import Session
+from regroup_operator.model.records import AgentSession
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.commands import Briefing, plan_commands, script_due_s
 from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
@@ -127,7 +127,7 @@ def test_member_that_has_heard_is_told_again_on_a_new_stream(lists_members: bool
         pytest.param(make_session(1, Phase.TRAINING, 1, connected=False), False, id="nobody hears"),
     ],
 )
-def test_who_must_answer_before_a_generation_names_it_is_asked(session: Session, asked: bool) -> None:
+def test_who_must_answer_before_a_generation_names_it_is_asked(session: AgentSession, asked: bool) -> None:
     others = [trains(0), make_worker(1, session=session)]
     briefing = Briefing(
         workers=others, tier="Session", document=None, released=frozenset(), stop=None, stalled=False, now_s=NOW_S,
@@ -150,7 +150,7 @@ def test_who_must_answer_before_a_generation_names_it_is_asked(session: Session,
         ),
     ],
 )
-def test_when_the_agent_of_a_script_is_looked_at_again(session: Session, due_s: float) -> None:
+def test_when_the_agent_of_a_script_is_looked_at_again(session: AgentSession, due_s: float) -> None:
     assert script_due_s(session) == due_s
 
 

@@ -13,7 +13,7 @@ from regroup.protocol.wire import Stop
 from regroup_operator.api import parse_job
 from regroup_operator.api.job import role_digest
 from regroup_operator.model.plan import Clock, JobPlan, Urgency
-from regroup_operator.model.records import Observation, Pod, Session, Settings
+from regroup_operator.model.records import AgentSession, Observation, Pod, Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
@@ -35,7 +35,7 @@ def job(*roles: dict[str, Any], status: dict[str, Any] = TRAINING, **policy: Any
     return builder.with_spec(roles=list(roles or (EVAL,)), runPolicy=policy)
 
 
-def done(slot: int, phase: str = Phase.DONE, **changes: Any) -> Session:
+def done(slot: int, phase: str = Phase.DONE, **changes: Any) -> AgentSession:
     """Return the session of a worker whose script has returned 0."""
     given: dict[str, Any] = {"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0, "step": 10}
     return make_session(slot, phase, 1, **given | changes)
@@ -50,7 +50,7 @@ def plan(
     builder: JobBuilder,
     *roles: Pod,
     workers: Sequence[Pod] = WORKERS,
-    sessions: Sequence[Session] | None = None,
+    sessions: Sequence[AgentSession] | None = None,
     clock: Clock = CLOCK,
 ) -> JobPlan:
     given = (done(0), done(1)) if sessions is None else sessions

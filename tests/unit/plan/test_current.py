@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.state import Group, Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Issued
-from regroup_operator.model.records import Session
+from regroup_operator.model.records import AgentSession
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, read_current
 from tests.builders.plan import make_pod, make_session, make_status, uid_of
 
@@ -19,7 +19,7 @@ NOW_S = 100.0
 
 def worker(
     slot: int, phase: str = Phase.STARTING, generation: int = 1, ran_s: float = 5.0, **changes: object
-) -> Session:
+) -> AgentSession:
     given: dict[str, Any] = {"session": False, "condition_at_s": NOW_S - ran_s, **changes}
     return make_session(slot, phase, generation, **given)
 
@@ -48,7 +48,7 @@ FORMED = worker(1, group=Group.FORMED)
         pytest.param(STATUS | {"tier": "Script"}, [], "Script", id="it stays known"),
     ],
 )
-def test_decide_tier(status: dict[str, object], sessions: list[Session], want: str | None) -> None:
+def test_decide_tier(status: dict[str, object], sessions: list[AgentSession], want: str | None) -> None:
     assert decide_tier(make_status(status), sessions, NOW_S, on_torch=True) == want
 
 
@@ -61,7 +61,7 @@ def test_decide_tier(status: dict[str, object], sessions: list[Session], want: s
     ],
 )  # fmt: skip
 def test_framework_without_torch_runs_scripts(
-    status: dict[str, object], sessions: list[Session], want: str | None
+    status: dict[str, object], sessions: list[AgentSession], want: str | None
 ) -> None:
     assert decide_tier(make_status(status), sessions, NOW_S, on_torch=False) == want
 

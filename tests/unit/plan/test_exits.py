@@ -12,7 +12,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES, SeenExits
 from regroup_operator.model.plan import Clock, JobMemory, ScriptMemory
 from regroup_operator.model.pod_row import PodRow
-from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
+from regroup_operator.model.records import AgentSession, Observation, Pod, ProcessExit
 from regroup_operator.plan.failures.exits import (
     MAX_LEFT,
     FailedNodes,
@@ -31,7 +31,7 @@ ALL = (make_pod(0), make_pod(1), make_pod(2))
 STOPPED = make_session(2, connected=False, closed_at_s=99.0)
 
 
-def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
+def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> AgentSession:
     ended = ProcessExit(at_s, 1, 0, 1, "connection closed by peer", generation)
     return make_session(slot, exits=(ended,), num_exits=1)
 
@@ -52,7 +52,9 @@ def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
         pytest.param(None, ALL, [exited(0), exited(1)], ["0", "1"], id="not known yet: each counts"),
     ],
 )  # fmt: skip
-def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: list[Session], counted: list[str]) -> None:
+def test_exits_that_count(
+    tier: str | None, pods: tuple[Pod, ...], sessions: list[AgentSession], counted: list[str]
+) -> None:
     obs = Observation(pods, {s.pod_uid: s for s in sessions})
     seen = see_failures(obs, JobMemory(), CLOCK, tier=tier, current=make_current())
     assert [f.worker for f in seen.failures] == counted
@@ -71,7 +73,7 @@ def test_worker_that_can_never_run_is_seen_in_every_tier(tier: str | None, pods:
     assert [(f.worker, f.reason) for f in seen.failures] == [("1", "CannotRun")]
 
 
-def numbered(slot: int, *numbers: int) -> Session:
+def numbered(slot: int, *numbers: int) -> AgentSession:
     ended = tuple(ProcessExit(99.0, 1, 0, -9, "", 1, number=number) for number in numbers)
     return make_session(slot, exits=ended, num_exits=len(ended))
 
@@ -90,7 +92,7 @@ OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
     ],
 )  # fmt: skip
 def test_exit_that_is_said_to_another_operator_counts_once(
-    newest: dict[str, int], session: Session, counted: int
+    newest: dict[str, int], session: AgentSession, counted: int
 ) -> None:
     obs = Observation(ALL, {session.pod_uid: session}, term_started_s=99.5)
     known = KnownExits(SeenExits(newest=newest))
@@ -123,7 +125,7 @@ def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_nex
     ],
 )
 def test_status_says_which_exits_were_seen(
-    known: dict[str, int], sessions: list[Session], counted: bool, newest: dict[str, int] | None
+    known: dict[str, int], sessions: list[AgentSession], counted: bool, newest: dict[str, int] | None
 ) -> None:
     obs = Observation(ALL, {s.pod_uid: s for s in sessions})
     got = exits_status(KnownExits(SeenExits(newest=known)), obs, 0, "Session", counted=counted)
@@ -150,7 +152,7 @@ def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:
 )
 @pytest.mark.parametrize("tier", ["Script", None])
 def test_worker_whose_loss_is_known_only_after_the_next_generation_was_announced(
-    gone: Session, left: tuple[int, ...], tier: str | None
+    gone: AgentSession, left: tuple[int, ...], tier: str | None
 ) -> None:
     """A node lost its power: the peers fail at once, and it is called lost only seconds later (walk 24966)."""
     obs = Observation(ALL, {s.pod_uid: s for s in (make_session(0), make_session(1), gone)})

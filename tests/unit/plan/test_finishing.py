@@ -13,7 +13,7 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import Finish, Generation, Stop
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, JobMemory, JobPlan, Urgency
-from regroup_operator.model.records import Pod, ProcessExit, Session
+from regroup_operator.model.records import AgentSession, Pod, ProcessExit
 from regroup_operator.plan.facts.finished import Finished, read_finished
 from regroup_operator.plan.lifecycle.finished import may_run, places_of, taken_over
 from tests.builders.jobs import role
@@ -42,7 +42,7 @@ def job(status: dict[str, Any], replicas: int = 2, **spec: Any) -> JobBuilder:
     return builder.with_spec(**{"checkpoint": {"volumeClaim": "ckpt"}} | spec)
 
 
-def says(slot: int, phase: str = Phase.FINISHING, attempt: int = 0, **changes: Any) -> Session:
+def says(slot: int, phase: str = Phase.FINISHING, attempt: int = 0, **changes: Any) -> AgentSession:
     """Return what the agent of a member says; by default its script runs what follows the loop."""
     given: dict[str, Any] = {"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0, "step": 10}
     return make_session(slot, phase, 1, attempt, **given | changes)
@@ -50,7 +50,7 @@ def says(slot: int, phase: str = Phase.FINISHING, attempt: int = 0, **changes: A
 
 def plan(
     builder: JobBuilder | None = None,
-    *sessions: Session,
+    *sessions: AgentSession,
     pods: Sequence[Pod] = (make_pod(0), make_pod(1)),
     clock: Clock = CLOCK,
     memory: JobMemory | None = None,
@@ -128,7 +128,7 @@ def test_member_that_has_not_committed_the_last_step_keeps_the_others_in_their_l
     ],
 )  # fmt: skip
 def test_end_that_a_backup_has_lost_is_written_again(
-    sessions: tuple[Session, ...], pods: tuple[Pod, ...], want: tuple[str, str]
+    sessions: tuple[AgentSession, ...], pods: tuple[Pod, ...], want: tuple[str, str]
 ) -> None:
     """Whoever has left its loop was told to, and enters no other generation."""
     got = plan(job(SAVED), *sessions, pods=pods)
@@ -177,7 +177,7 @@ def test_end_takes_its_time() -> None:
         ),
     ],
 )  # fmt: skip
-def test_who_has_returned(session: Session | None, pod: Pod, want: str) -> None:
+def test_who_has_returned(session: AgentSession | None, pod: Pod, want: str) -> None:
     got = plan(job(ends()), *filter(None, [session, says(1)]), pods=(pod, make_pod(1)))
     assert got.written["finished"]["done"] == want
     assert stops(got) == {}, "STAYS: the status does not say so yet"
@@ -194,7 +194,7 @@ def test_who_has_returned_exits_once_the_status_names_it_and_its_pod_stays() -> 
 @pytest.mark.parametrize(
     "sessions", [(), (says(0, Phase.DONE, connected=False, closed_at_s=70.0),)], ids=["new", "old"]
 )
-def test_pod_of_a_slot_that_is_done_and_does_not_end_is_deleted(sessions: tuple[Session, ...]) -> None:
+def test_pod_of_a_slot_that_is_done_and_does_not_end_is_deleted(sessions: tuple[AgentSession, ...]) -> None:
     """A container beside the trainer runs on. Another operator has not heard its agent, which has exited."""
     got = plan(job(ends("0")), *sessions, says(1))
     assert [pod.uid for pod in got.delete] == [uid_of(0)]
@@ -270,7 +270,9 @@ LOST = {"node_ready": False, "terminating": True}
         pytest.param((make_pod(1, phase="Failed"),), None, [(1, 1, ())], id="it has failed"),
     ],
 )  # fmt: skip
-def test_pod_is_made_once_the_place_is_free(pods: tuple[Pod, ...], session: Session | None, want: list[Any]) -> None:
+def test_pod_is_made_once_the_place_is_free(
+    pods: tuple[Pod, ...], session: AgentSession | None, want: list[Any]
+) -> None:
     got = plan(job(ends()), says(0), *filter(None, [session]), pods=(make_pod(0), *pods))
     assert list(got.create) == want
     assert (got.written["phase"], got.delete) == ("Finishing", ())
@@ -363,7 +365,7 @@ def test_which_pods_may_run(changes: dict[str, Any], want: bool) -> None:
 # --- failures ----------------------------------------------------------------------------------------------------------
 
 
-def fails(slot: int, code: int = 1, attempt: int = 0) -> Session:
+def fails(slot: int, code: int = 1, attempt: int = 0) -> AgentSession:
     """Return what is known of a worker whose script has just failed after its loop."""
     ended = ProcessExit(99.0, 1, 0, code, "RuntimeError: no bucket", 1)
     return says(slot, attempt=attempt, exits=(ended,), num_exits=1, incarnation=2)
@@ -417,7 +419,7 @@ def test_rule_that_ignores_a_failure() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("checkpoint", [None, CHECKPOINT | {"step": 8}], ids=["none", "older"])
 def test_end_that_cannot_be_repeated_fails_with_a_sentence(
-    sessions: tuple[Session, ...], pods: tuple[Pod, ...], says_what: str, checkpoint: dict[str, Any] | None
+    sessions: tuple[AgentSession, ...], pods: tuple[Pod, ...], says_what: str, checkpoint: dict[str, Any] | None
 ) -> None:
     status = {k: v for k, v in ends(checkpoint=checkpoint).items() if v is not None}
     got = plan(job(status), *sessions, pods=pods)
@@ -524,7 +526,7 @@ def again(start_step: int | None, number: int = 2, **status: Any) -> dict[str, A
     return SAVED | {"endTakenBack": BACK, "membership": membership} | status
 
 
-def in_again(phase: str) -> tuple[Session, ...]:
+def in_again(phase: str) -> tuple[AgentSession, ...]:
     return tuple(make_session(slot, phase, 2, told_tier="Session", told_generation=2, step=10) for slot in (0, 1))
 
 
@@ -635,7 +637,9 @@ def test_reason_that_the_last_checkpoint_is_missing_survives_the_end() -> None:
         pytest.param((), (), id="all are gone"),
     ],
 )
-def test_new_operator_reads_all_of_it_from_the_status(sessions: tuple[Session, ...], pods: tuple[Pod, ...]) -> None:
+def test_new_operator_reads_all_of_it_from_the_status(
+    sessions: tuple[AgentSession, ...], pods: tuple[Pod, ...]
+) -> None:
     first = plan(job(ends()), *sessions, pods=pods)
     same = plan(job(first.written), *sessions, pods=pods, memory=first.memory)
     other = plan(job(first.written), *sessions, pods=pods)
@@ -652,7 +656,7 @@ SCRIPT = {"tier": "Script"}
 OF_SCRIPT = ENDS | {"step": 0, "done": "0"}
 
 
-def plain(slot: int, phase: str = Phase.TRAINING, **changes: Any) -> Session:
+def plain(slot: int, phase: str = Phase.TRAINING, **changes: Any) -> AgentSession:
     given: dict[str, Any] = {"told_tier": "Script", "session": False, "step": 0}
     return says(slot, phase, **given | changes)
 

@@ -12,7 +12,7 @@ from regroup.protocol.wire import ProcessStack as P
 from regroup.protocol.wire import Progress, Stacks
 from regroup_operator.api import JobStatus
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import AgentSession, Settings
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.failures import hangs
 from regroup_operator.plan.failures.hangs import ALONE, ANSWER_S, Hang, find_hang, hangs_in_a_row, stack_lines
@@ -34,7 +34,7 @@ def member(
         "progress_at_s": MOVED_S,
         "busy_since_s": changes.pop("since_s", ()),
     }
-    session: Session = make_session(slot, Phase.TRAINING, 1, **values | changes)
+    session: AgentSession = make_session(slot, Phase.TRAINING, 1, **values | changes)
     session = replace(session, condition=replace(session.condition, **condition))
     if places:
         said = tuple(

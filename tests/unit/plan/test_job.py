@@ -34,7 +34,7 @@ from regroup_operator.model.plan import (
     WorkerMemory,
 )
 from regroup_operator.model.pod_row import PodRow
-from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
+from regroup_operator.model.records import AgentSession, Observation, Pod, ProcessExit, Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
@@ -63,7 +63,7 @@ def plan(
     builder: JobBuilder | None = None,
     *,
     pods: tuple[Pod, ...] | None = None,
-    sessions: tuple[Session, ...] | None = None,
+    sessions: tuple[AgentSession, ...] | None = None,
     memory: JobMemory | None = None,
     clock: Clock = CLOCK,
     term_started_s: float = 0.0,
@@ -82,12 +82,12 @@ def plan(
     )  # fmt: skip
 
 
-def trains(slot: int, **changes: Any) -> Session:
+def trains(slot: int, **changes: Any) -> AgentSession:
     told: dict[str, Any] = {"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0}
     return make_session(slot, Phase.TRAINING, 1, **told | changes)
 
 
-def exits(slot: int, count: int, **changes: Any) -> Session:
+def exits(slot: int, count: int, **changes: Any) -> AgentSession:
     return trains(
         slot, num_exits=count, exits=tuple(ProcessExit(90.0 + i, 1, 0, 1, "boom") for i in range(count)), **changes
     )
@@ -261,7 +261,7 @@ def test_late_worker_has_its_time_by_what_processes_measured_before_the_second_r
         ),
     ],
 )  # fmt: skip
-def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: JobMemory, count: int) -> None:
+def test_what_counts_as_a_failure(session: AgentSession, pod: Pod, memory: JobMemory, count: int) -> None:
     got = plan(pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=memory)
     assert got.written.get("restarts", {}).get("processes", 0) == count
     again = plan(job(got.written), pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=got.memory)
@@ -456,7 +456,7 @@ def test_member_that_leaves_and_is_needed_is_said_replaced_and_counted_nowhere(s
         ),
     ],
 )
-def test_pod_that_is_replaced_because_it_leaves(session: Session, counted: int) -> None:
+def test_pod_that_is_replaced_because_it_leaves(session: AgentSession, counted: int) -> None:
     got = plan(sessions=(trains(0), session))
     assert got.create == ((1, 1, ()),)
     assert got.written.get("restarts", {}).get("pods", 0) == counted
@@ -513,7 +513,7 @@ FORMING = TRAINING | {
 }
 
 
-def adopted(slot: int, **changes: Any) -> Session:
+def adopted(slot: int, **changes: Any) -> AgentSession:
     return make_session(
         slot,
         Phase.TRAINING,
@@ -541,7 +541,7 @@ KNOWN: dict[str, Any] = {"generation": 1, "step": 8, "directory": "x", "kept": [
 CHECKPOINT = {"generation": 1, "step": 8, "directory": "step-8.g1-x"}
 
 
-def at_step(step: int, generation: int = 1, **changes: Any) -> Session:
+def at_step(step: int, generation: int = 1, **changes: Any) -> AgentSession:
     progress = make_progress(step, checkpoint=CHECKPOINT)
     session = make_session(0, Phase.TRAINING, generation, told_tier="Session", told_generation=generation)
     return replace(session, progress=progress, progress_generation=generation, progress_at_s=99.0, **changes)
@@ -567,7 +567,7 @@ def test_checkpoint_of_one_worker_counts_where_others_are_as_far() -> None:
                      id="never an older one: (generation, step)"),
     ],
 )  # fmt: skip
-def test_checkpoint(status: dict[str, Any], session: Session, written: bool) -> None:
+def test_checkpoint(status: dict[str, Any], session: AgentSession, written: bool) -> None:
     builder = job(status).with_spec(checkpoint={"volumeClaim": "ckpt", "keep": 2})
     got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, session.condition.generation)))
     assert (got.written.get("checkpoint", {}).get("directory") == "step-8.g1-x") == written
@@ -587,7 +587,7 @@ def snapshots(status: dict[str, Any] = TRAINING) -> JobBuilder:
     return job(status).with_spec(memorySnapshot={"sizeLimit": "1Gi"})
 
 
-def keeps(step: int | None, generation: int = 1, problem: str = "", slot: int = 0) -> Session:
+def keeps(step: int | None, generation: int = 1, problem: str = "", slot: int = 0) -> AgentSession:
     """A member that has committed step 9 and says what the memory snapshots cover."""
     progress = make_progress(9, snapshot_step=step, snapshot_problem=problem)
     session = make_session(slot, Phase.TRAINING, generation, told_tier="Session", told_generation=generation)
@@ -613,7 +613,7 @@ PLANNED = {"membership": FORMING["membership"] | {"kind": "planned"}}
     ],
 )  # fmt: skip
 def test_status_names_the_snapshot_of_the_newest_generation(
-    builder: JobBuilder, session: Session, want: dict[str, int] | None
+    builder: JobBuilder, session: AgentSession, want: dict[str, int] | None
 ) -> None:
     generation = session.condition.generation
     got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, generation)))
@@ -735,7 +735,7 @@ def test_what_failed_the_job_stays_though_others_fail_a_moment_later() -> None:
     assert [n.note for n in first.notes] == message
 
 
-def stalls(slot: int, **changes: Any) -> Session:
+def stalls(slot: int, **changes: Any) -> AgentSession:
     """A worker that trained ten steps a second until two seconds ago."""
     at_s = changes.pop("progress_at_s", 98.0)
     progress = {"progress": make_progress(9), "progress_generation": 1, "progress_at_s": at_s, "progress_told_s": at_s}

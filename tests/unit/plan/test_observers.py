@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup_operator.model.records import Observation, Pod, Session, Settings, Silence
+from regroup_operator.model.records import AgentSession, Observation, Pod, Settings, Silence
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.observers import MAX_OBSERVED, see_silences, who_observes
 from regroup_operator.plan.facts.standing import GroupView, assess
@@ -87,21 +87,23 @@ def test_observed_addresses_are_those_that_the_agents_report() -> None:
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def says(slot: int, of: int = 0, age_s: float = 1.5, **changes: Any) -> Session:
+def says(slot: int, of: int = 0, age_s: float = 1.5, **changes: Any) -> AgentSession:
     """An observer that has just said that it hears nothing of worker `of`."""
     silence = Silence(uid_of(of), NOW_S - age_s, age_s)
     values: dict[str, Any] = {"heard_at_s": NOW_S, "unheard": (silence,), "observed_port": 7000 + slot} | changes
     return make_session(slot, Phase.TRAINING, 1, **values)
 
 
-def hears(slot: int, **changes: Any) -> Session:
+def hears(slot: int, **changes: Any) -> AgentSession:
     return make_session(slot, Phase.TRAINING, 1, **{"heard_at_s": NOW_S, "observed_port": 7000 + slot} | changes)
 
 
 SUSPECT = make_session(0, Phase.TRAINING, 1, heard_at_s=98.0, unanswered_since_s=99.0, observed_port=7000)
 
 
-def stand(suspect: Session | None, *others: Session, pods: tuple[Pod, ...] = (), tier: str = "Session") -> Worker:
+def stand(
+    suspect: AgentSession | None, *others: AgentSession, pods: tuple[Pod, ...] = (), tier: str = "Session"
+) -> Worker:
     """Return worker 0 of a generation of it and those that observe it, each on a node of its own unless `pods` says otherwise."""
     slots = [int(s.pod_uid.removeprefix("uid-").split(".")[0]) for s in others]
     there = pods or tuple(make_pod(slot) for slot in (0, *slots))
@@ -114,7 +116,7 @@ def stand(suspect: Session | None, *others: Session, pods: tuple[Pod, ...] = (),
     return assess(view)[0]
 
 
-def with_progress(session: Session, at_s: float) -> Session:
+def with_progress(session: AgentSession, at_s: float) -> AgentSession:
     return make_session(
         2, Phase.TRAINING, 1, heard_at_s=NOW_S, unheard=session.unheard, observed_port=7002,
         progress=make_progress(8), progress_generation=1, progress_at_s=at_s, progress_told_s=NOW_S, step_s=30.0,
@@ -179,7 +181,9 @@ WITH_THE_SUSPECT = (make_pod(0), make_pod(1, node="node-0"), make_pod(2))
         ),
     ],
 )  # fmt: skip
-def test_verdict_of_observers(suspect: Session, others: tuple[Session, ...], pods: tuple[Pod, ...], want: str) -> None:
+def test_verdict_of_observers(
+    suspect: AgentSession, others: tuple[AgentSession, ...], pods: tuple[Pod, ...], want: str
+) -> None:
     got = stand(suspect, *others, pods=pods)
     assert (got.standing == Standing.LOST, got.why) == (bool(want), want)
     if want:

@@ -13,7 +13,7 @@ from regroup_operator.api.spec import ExitRule, Signal
 from regroup_operator.api.status import JudgedExits
 from regroup_operator.model.plan import Clock, Failure, IgnoredRow, JobMemory, JobPlan
 from regroup_operator.model.pod_row import FORGOTTEN_S, PodRow
-from regroup_operator.model.records import Pod, ProcessExit, Session
+from regroup_operator.model.records import AgentSession, Pod, ProcessExit
 from regroup_operator.plan.failures.on_exit import (
     MAX_FAILED,
     QUIET_S,
@@ -366,7 +366,7 @@ def ruled(*rules: ExitRule, status: dict[str, Any] | None = TRAINING, **recovery
     return job(status).with_recovery(onExit=written, **recovery)
 
 
-def exited(slot: int, code: int, at_s: float = 99.0, *, count: int = 1, incarnation: int = 1) -> Session:
+def exited(slot: int, code: int, at_s: float = 99.0, *, count: int = 1, incarnation: int = 1) -> AgentSession:
     ended = [ProcessExit(at_s, incarnation, 0, code, "ValueError: no data", 1, number=i + 1) for i in range(count)]
     return trains(slot, exits=tuple(ended), num_exits=count)
 

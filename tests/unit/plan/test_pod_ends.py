@@ -10,7 +10,7 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
 from regroup_operator.model.plan import Clock, PodEnds
-from regroup_operator.model.records import Observation, Pod, Session
+from regroup_operator.model.records import AgentSession, Observation, Pod
 from regroup_operator.plan.failures.exits import see_failures
 from regroup_operator.plan.failures.pod_ends import ROUNDS, note_pod_ends, pod_ends_failure, without_slots
 from tests.builders.plan import after, make_condition, make_pod, make_session, remembered, uid_of
@@ -197,7 +197,7 @@ FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
         ),
     ],
 )
-def test_which_count(pod: Pod, session: Session | None, counts: bool) -> None:
+def test_which_count(pod: Pod, session: AgentSession | None, counts: bool) -> None:
     sessions = {} if session is None else {uid_of(0): session}
     seen = see_failures(Observation((pod,), sessions), remembered(), Clock(100.0, 1_800_000_000.0))
     assert seen.ended == ((pod,) if counts else ())

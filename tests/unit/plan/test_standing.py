@@ -12,7 +12,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
+from regroup_operator.model.records import AgentSession, Observation, Pod, ProcessExit, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S
 from regroup_operator.plan.facts.standing import GroupView, assess
@@ -23,10 +23,10 @@ NOW_S = 100.0
 
 def stand(
     pod: Pod | None,
-    session: Session | None,
+    session: AgentSession | None,
     current: Current | None = None,
     *,
-    others: tuple[Session, ...] = (),
+    others: tuple[AgentSession, ...] = (),
     tier: str | None = "Session",
     released: frozenset[str] = frozenset(),
     term_started_s: float = 0.0,
@@ -172,18 +172,18 @@ def killed_in(generation: int) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_standing_of_a_connected_member(session: Session, current: Current | None, want: str, why: str) -> None:
+def test_standing_of_a_connected_member(session: AgentSession, current: Current | None, want: str, why: str) -> None:
     got = stand(make_pod(0), session, current)
     assert (got.standing, got.why) == (want, why)
     assert got.since_s == session.condition_at_s
 
 
-def gone(**changes: Any) -> Session:
+def gone(**changes: Any) -> AgentSession:
     """A member whose stream closed 4 s ago at step 10."""
     return make_session(0, Phase.TRAINING, 1, **{"connected": False, "closed_at_s": 96.0, "closed_step": 10, **changes})
 
 
-def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
+def peers(step: int, at_s: float, generation: int = 1) -> tuple[AgentSession, ...]:
     progress: dict[str, Any] = {
         "progress": make_progress(step),
         "progress_generation": generation,
@@ -193,17 +193,17 @@ def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
     return (make_session(1, Phase.TRAINING, 1, **progress), make_session(2, Phase.TRAINING, 1))
 
 
-def of_slot_2(session: Session) -> Session:
+def of_slot_2(session: AgentSession) -> AgentSession:
     """The same told by another member."""
     return replace(session, pod_uid=make_session(2).pod_uid)
 
 
-def asked(since_s: float, **changes: Any) -> Session:
+def asked(since_s: float, **changes: Any) -> AgentSession:
     """A member with an open stream that has not answered since."""
     return make_session(0, Phase.TRAINING, 1, unanswered_since_s=since_s, **changes)
 
 
-def stalled(at_s: float, step_s: float = 0.1) -> tuple[Session, ...]:
+def stalled(at_s: float, step_s: float = 0.1) -> tuple[AgentSession, ...]:
     """The peers of a group whose newest progress is of `at_s`."""
     first, second = peers(10, at_s)
     return (replace(first, step_s=step_s), second)
@@ -239,7 +239,7 @@ BROKEN_PEER = (
         ),
     ],
 )  # fmt: skip
-def test_standing_of_a_silent_member(session: Session, others: Any, want: str, lost_at_s: float | None) -> None:
+def test_standing_of_a_silent_member(session: AgentSession, others: Any, want: str, lost_at_s: float | None) -> None:
     got = stand(make_pod(0), session, others=others)
     assert (got.standing, got.lost_at_s) == (want, lost_at_s)
     assert got.why == ("Disconnected" if want == Standing.LOST else "")
@@ -263,7 +263,7 @@ def test_standing_of_a_silent_member(session: Session, others: Any, want: str, l
     ],
 )  # fmt: skip
 def test_standing_of_a_member_that_does_not_answer(
-    session: Session, others: Any, want: str, lost_at_s: float | None
+    session: AgentSession, others: Any, want: str, lost_at_s: float | None
 ) -> None:
     got = stand(make_pod(0), session, others=others)
     assert (got.standing, got.lost_at_s) == (want, lost_at_s)
@@ -353,7 +353,7 @@ def test_since_when_nothing_is_known_of_a_member(given: dict[str, Any], since_s:
     ],
 )  # fmt: skip
 def test_standing_by_the_pod(
-    pod: Pod | None, session: Session | None, term_started_s: float, want: str, why: str
+    pod: Pod | None, session: AgentSession | None, term_started_s: float, want: str, why: str
 ) -> None:
     got = stand(pod, session, term_started_s=term_started_s)
     assert (got.standing, got.why, got.id) == (want, why, MemberId(0, 0))
@@ -378,7 +378,7 @@ def test_standing_by_the_pod(
         ),
     ],
 )
-def test_availability(session: Session | None, tier: str | None, current: str | None, available: bool) -> None:
+def test_availability(session: AgentSession | None, tier: str | None, current: str | None, available: bool) -> None:
     got = assess(
         GroupView(
             obs=Observation((make_pod(3),), {session.pod_uid: session} if session else {}, term_started_s=0.0),
@@ -454,6 +454,8 @@ def test_pod_says_why_its_container_was_started_again(pod: dict[str, Any], why: 
         pytest.param(None, None, id="another operator's term is long over"),
     ],
 )
-def test_how_long_a_worker_is_waited_for_to_tell_what_it_holds(session: Session | None, until_s: float | None) -> None:
+def test_how_long_a_worker_is_waited_for_to_tell_what_it_holds(
+    session: AgentSession | None, until_s: float | None
+) -> None:
     """Rule BEST: the alternative is an older state."""
     assert stand(make_pod(0), session).silent_until_s == until_s

@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.state import Group, Phase
 from regroup_operator.api.spec import CheckpointPolicy
 from regroup_operator.model.plan import Clock
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import AgentSession, Settings
 from regroup_operator.model.worker import Current, Standing
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S
 from regroup_operator.plan.failures.unread import judge_unread
@@ -23,7 +23,7 @@ RESUMES = CheckpointPolicy(volume_claim="ckpt", resume_from=NAME)
 GROUP = make_current((0, 1), number=2)
 
 
-def runs(phase: str = Phase.STARTING, generation: int = 2, ran_s: float = 60.0, **changes: Any) -> Session:
+def runs(phase: str = Phase.STARTING, generation: int = 2, ran_s: float = 60.0, **changes: Any) -> AgentSession:
     return make_session(0, phase, generation, **{"session": False, "condition_at_s": NOW_S - ran_s, **changes})
 
 
@@ -40,7 +40,7 @@ def runs(phase: str = Phase.STARTING, generation: int = 2, ran_s: float = 60.0, 
     ],
 )
 def test_script_that_reads_no_checkpoint_fails_the_job(
-    session: Session, tier: str | None, fails: bool, due_s: float | None
+    session: AgentSession, tier: str | None, fails: bool, due_s: float | None
 ) -> None:
     members = (make_worker(0, Standing.STARTING, session=session), make_worker(1, Standing.LOST, session=None))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from regroup.protocol.state import Phase
 from regroup_operator.api.status import MAX_LINEAGE, JobStatus, LineageEntry, ResumedFrom
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Session
+from regroup_operator.model.records import AgentSession
 from regroup_operator.model.worker import Current, Worker
 
 
@@ -35,7 +35,7 @@ def see_adoption(
     status: JobStatus,
     current: Current | None,
     members: Sequence[Worker],
-    sessions: Iterable[Session],
+    sessions: Iterable[AgentSession],
     resume_path: str | None = None,
 ) -> Adoption:
     """Return what the members' reports come to. `status`: without them; `sessions`: of all workers, for the newest step told;
@@ -65,7 +65,7 @@ def see_adoption(
     return Adoption(replace(current, adopted=True, older=(), attempts=0), status, completed=True, notes=notes)
 
 
-def _rolled_back(status: JobStatus, number: int, start: int, sessions: Iterable[Session]) -> EventNote:
+def _rolled_back(status: JobStatus, number: int, start: int, sessions: Iterable[AgentSession]) -> EventNote:
     """Say where a generation continues that found nobody with the newest state, and what is known to be lost."""
     told = [s.progress.step for s in sessions if s.progress is not None]
     known = (status.progress.step or 0) if status.progress is not None else 0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Busy
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import AgentSession, Settings
 
 ENTER_STEPS = 3
 """A member of the generation before may be in the middle of a long step. The operator waits for so many of the job's steps."""
 
 
-def allowances(session: Session, settings: Settings, least_s: float = 0.0) -> list[tuple[float, float]]:
+def allowances(session: AgentSession, settings: Settings, least_s: float = 0.0) -> list[tuple[float, float]]:
     """Return (when it began, how many seconds it may take) of each such thing that the worker's processes are in.
 
     `least_s`: what the job allows every step. What the script has said itself (`job.pause`, its wait for a checkpoint)
@@ -26,7 +26,7 @@ def allowances(session: Session, settings: Settings, least_s: float = 0.0) -> li
     ]
 
 
-def partings(session: Session) -> list[tuple[float, float]]:
+def partings(session: AgentSession) -> list[tuple[float, float]]:
     """Return (when it began, how many seconds it may take) of the planned end of a script's processes."""
     return [
         (since_s, busy.max_s)

@@ -10,7 +10,7 @@ from regroup_operator.api import status as written
 from regroup_operator.api.members import MemberId, format_members, gone_name, parse_members
 from regroup_operator.api.status import JobStatus, Membership
 from regroup_operator.model.plan import Issued
-from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.records import AgentSession, Pod
 from regroup_operator.model.worker import Announce, Current
 from regroup_operator.plan.facts.groups import positions_of
 
@@ -113,7 +113,7 @@ def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
     return frozenset(slot for slot, pod in newest.items() if pod.spec_digest not in ("", digest))
 
 
-def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float, *, on_torch: bool) -> str | None:
+def decide_tier(status: JobStatus, sessions: Sequence[AgentSession], now_s: float, *, on_torch: bool) -> str | None:
     """Return the tier of the script, or None while it is open.
 
     The tier is Session once a process has said that it uses the library. It is Script when all members run without it: they have
@@ -138,13 +138,13 @@ def decide_tier(status: JobStatus, sessions: Sequence[Session], now_s: float, *,
     return "Script" if everybody and now_s >= max(known) else None
 
 
-def _gets_further(session: Session) -> bool:
+def _gets_further(session: AgentSession) -> bool:
     """Return whether a program has said in this generation that it has got further, though it has not attached."""
     script, generation = session.script, session.condition.generation
     return script is not None and script.every_s is not None and session.script_generation == generation
 
 
-def script_at_s(session: Session, patience_s: float) -> float | None:
+def script_at_s(session: AgentSession, patience_s: float) -> float | None:
     """Return since when a worker's processes are an unmodified script's: they have passed init_process_group, have ended, or have
     run for `patience_s` without attaching. None: they are not."""
     condition = session.condition

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from regroup.protocol.wire import SILENT_S, Observed
-from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.records import AgentSession, Pod
 from regroup_operator.model.worker import Worker
 from regroup_operator.plan.facts.stalls import ANSWER_S
 
@@ -55,14 +55,14 @@ class Silences:
     """Since when two observers on different nodes have heard nothing, each for SILENT_S when it said so. Where all other members
     are on one node, the operator is the second one: since its question has not been answered."""
 
-    def due_s(self, sessions: Mapping[str, Session]) -> list[float]:
+    def due_s(self, sessions: Mapping[str, AgentSession]) -> list[float]:
         """Return when something follows from them although nothing is heard."""
         asked = [s.unanswered_since_s for uid in self.suspected if (s := sessions.get(uid)) is not None]
         dues = [at_s + wait_s for at_s in asked if at_s is not None for wait_s in (ANSWER_S, SILENT_S)]
         return dues + [since_s + SILENT_S for since_s in self.proven.values()]
 
 
-def see_silences(pods: Iterable[Pod], sessions: Mapping[str, Session], members: Iterable[Pod]) -> Silences:
+def see_silences(pods: Iterable[Pod], sessions: Mapping[str, AgentSession], members: Iterable[Pod]) -> Silences:
     """Return what the newest reports of all agents say. Only who has an open stream counts as an observer, and nobody counts
     for a worker of its own node. `members`: pods of the newest generation."""
     by_node: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -92,7 +92,7 @@ def see_silences(pods: Iterable[Pod], sessions: Mapping[str, Session], members: 
     return Silences(suspected, proven)
 
 
-def is_lost(session: Session, unheard_since_s: float, progress_s: float | None, now_s: float) -> float | None:
+def is_lost(session: AgentSession, unheard_since_s: float, progress_s: float | None, now_s: float) -> float | None:
     """Return the begin of the silence of a lost member of `Silences.proven`; None: it may still speak.
 
     Its own word to the operator and progress of its group are signs of life. So the operator must have asked it, or its stream must

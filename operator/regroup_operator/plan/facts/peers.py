@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from regroup.protocol.document import Document
-from regroup_operator.model.records import Session
+from regroup_operator.model.records import AgentSession
 
 Peers = Mapping[str, tuple[int, str]]
 """Maps a pod UID to the generation in which the pod lost a peer, and to the peer's pod UID."""
 
 
 def with_peers(
-    sessions: Mapping[str, Session], document: Document | None, known: Peers
-) -> tuple[dict[str, Session], Peers]:
+    sessions: Mapping[str, AgentSession], document: Document | None, known: Peers
+) -> tuple[dict[str, AgentSession], Peers]:
     """Return the sessions with the peers of faults of the newest generation by pod UID, and what is to be remembered of them.
     `document`: the newest generation's, None: this operator has not announced it."""
     out, peers = dict(sessions), {uid: known[uid] for uid in sessions if uid in known}

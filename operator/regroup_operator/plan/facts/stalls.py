@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import REPORT_EVERY_S, Progress
-from regroup_operator.model.records import Session
+from regroup_operator.model.records import AgentSession
 from regroup_operator.model.worker import Current
 
 ANSWER_S = 0.5
@@ -54,7 +54,7 @@ class Reported:
         return (self.told_s + REPORT_EVERY_S if self.due_s is None else self.due_s) + overdue_s
 
 
-def is_unresponsive(session: Session, now_s: float) -> bool:
+def is_unresponsive(session: AgentSession, now_s: float) -> bool:
     """Return whether an agent has not answered for ANSWER_S: it may be frozen, or its node without power. An open stream says
     nothing against that."""
     asked_s = session.unanswered_since_s
@@ -66,7 +66,7 @@ def counted_generations(current: Current) -> tuple[int, ...]:
     return (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
 
 
-def newest_progress(sessions: Iterable[Session], counted: Collection[int]) -> Reported | None:
+def newest_progress(sessions: Iterable[AgentSession], counted: Collection[int]) -> Reported | None:
     """Return the furthest report of one of these generations, the latest of equal ones. Its checkpoint is the newest that any
     report of its generation names: one worker writes it, and all may be equally far."""
     found = [(s, s.progress) for s in sessions if s.progress is not None and s.progress_generation in counted]

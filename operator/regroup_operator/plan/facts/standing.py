@@ -17,7 +17,7 @@ from regroup.protocol.state import Phase
 from regroup.protocol.wire import SILENT_S
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback
-from regroup_operator.model.records import Observation, Pod, Session, Settings
+from regroup_operator.model.records import AgentSession, Observation, Pod, Settings
 from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNHEARD, UNRESPONSIVE, Current, Standing, Worker
 from regroup_operator.plan.facts.observers import is_lost
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, Reported, counted_generations, newest_progress
@@ -101,7 +101,7 @@ class GroupView:
             self.setbacks[pod.uid].until_s if pod.uid in self.setbacks else 0.0,
         )
 
-    def _find(self, pod: Pod, session: Session | None, current: Current) -> _Finding:
+    def _find(self, pod: Pod, session: AgentSession | None, current: Current) -> _Finding:
         """Return how a member stands, by the first rule that applies."""
         phase = session.condition.phase if session is not None else None
         if pod.phase == "Failed" or (not pod.alive and phase not in (Phase.FINISHED, Phase.DONE, Phase.STOPPED)):
@@ -130,7 +130,7 @@ class GroupView:
         since_s = min(self.now_s, self._grace_ends_s) if is_waiting else self.obs.term_started_s
         return _Finding(Standing.SILENT, since_s, lost_at_s=deadline_s)
 
-    def _unheard(self, session: Session) -> _Finding | None:
+    def _unheard(self, session: AgentSession) -> _Finding | None:
         """Judge a member of which observers hear nothing; None: it may live all the same."""
         unheard_s = self.unheard.get(session.pod_uid)
         if unheard_s is None:
@@ -140,7 +140,7 @@ class GroupView:
             return None
         return _Finding(Standing.LOST, silent_s + SILENT_S, UNHEARD, last_seen_s=silent_s)
 
-    def _disconnected(self, session: Session) -> _Finding:
+    def _disconnected(self, session: AgentSession) -> _Finding:
         """Judge a member whose stream has ended. Not every commit before the stream's end was known then."""
         newest, closed_s = self._newest, self.now_s if session.closed_at_s is None else session.closed_at_s
         silent_s = closed_s - self.settings.probe_s
@@ -153,7 +153,7 @@ class GroupView:
             return _Finding(Standing.LOST, closed_s, DISCONNECTED)
         return self._unreachable(closed_s, silent_s, DISCONNECTED)
 
-    def _unanswering(self, session: Session) -> _Finding | None:
+    def _unanswering(self, session: AgentSession) -> _Finding | None:
         """Judge a member whose stream is open and whose agent has not answered; None: it still has time."""
         unanswered_s, newest = session.unanswered_since_s, self._newest
         if unanswered_s is None:
@@ -174,7 +174,7 @@ class GroupView:
         seen_s = self._newest.at_s if self._newest is not None else silent_s
         return _Finding(Standing.LOST, lost_at_s, why, last_seen_s=min(seen_s, silent_s))
 
-    def _by_condition(self, pod: Pod, session: Session, current: Current) -> _Finding:
+    def _by_condition(self, pod: Pod, session: AgentSession, current: Current) -> _Finding:
         """Judge a member whose agent can be reached by what it has said last."""
         condition, since_s = session.condition, session.condition_at_s
         if condition.generation == current.number and condition.phase in _IN_GROUP:
@@ -188,7 +188,7 @@ class GroupView:
                 return _Finding(Standing.BROKEN, since_s, "CollectiveFailed")
         return _Finding(Standing.DIED, since_s, _why_died(pod, session, current))
 
-    def _silent_until_s(self, pod: Pod, session: Session | None) -> float | None:
+    def _silent_until_s(self, pod: Pod, session: AgentSession | None) -> float | None:
         """Return until when it is waited for that a worker says which state it holds (rule BEST); None: it is not."""
         if self.tier != "Session" or self.current is None or not pod.alive or pod.uid in self.released:
             return None
@@ -211,7 +211,7 @@ class GroupView:
         return SCRIPT_ANSWER_S if runs_a_script else ANSWER_S
 
     @cached_property
-    def _in_group(self) -> list[Session]:
+    def _in_group(self) -> list[AgentSession]:
         members, sessions = frozenset(self.current.members if self.current else ()), self.obs.sessions
         return [sessions[pod.uid] for pod in self.obs.pods if pod.id in members and pod.uid in sessions]
 
@@ -243,7 +243,7 @@ def assess(view: GroupView) -> tuple[Worker, ...]:
     return tuple(sorted(out, key=lambda w: w.id))
 
 
-def _available(pod: Pod, session: Session | None, tier: str | None, current: Current | None) -> bool:
+def _available(pod: Pod, session: AgentSession | None, tier: str | None, current: Current | None) -> bool:
     if not pod.alive or session is None or not session.connected:
         return False
     phase = session.condition.phase
@@ -260,7 +260,7 @@ def _available(pod: Pod, session: Session | None, tier: str | None, current: Cur
     return phase in (Phase.STARTING, *_ATTACHED)
 
 
-def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, patience_s: float) -> float | None:
+def _silent_until_s(pod: Pod, session: AgentSession | None, grace_ends_s: float, patience_s: float) -> float | None:
     """Return until when the job waits for a worker to say which state it holds (rule BEST).
 
     None: the worker has said so, or can hold none. The wait ends when its pod is given up (lateness.py), because the alternative is
@@ -275,17 +275,17 @@ def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, pati
     return inf if session.unanswered_since_s is None else session.unanswered_since_s + patience_s
 
 
-def _broke(session: Session, generation: int) -> bool:
+def _broke(session: AgentSession, generation: int) -> bool:
     condition = session.condition
     return condition.phase == Phase.BROKEN and condition.entered >= generation
 
 
-def _has_left(session: Session | None) -> bool:
+def _has_left(session: AgentSession | None) -> bool:
     """Return whether a worker that has stopped was asked to leave: its grace period was over before another one was there."""
     return session is not None and session.draining is not None
 
 
-def _why_died(pod: Pod, session: Session, current: Current) -> str:
+def _why_died(pod: Pod, session: AgentSession, current: Current) -> str:
     """Return the cause of a member whose processes are new.
 
     An agent that was started again has no fault to report: its container ended with everything in it. The pod says how, perhaps a
@@ -303,7 +303,7 @@ def _why_died(pod: Pod, session: Session, current: Current) -> str:
     return "OOMKilled" if pod.container_restarts and pod.last_exit_reason == "OOMKilled" else "ContainerRestarted"
 
 
-def _restarted(session: Session, current: Current, processes: int) -> bool:
+def _restarted(session: AgentSession, current: Current, processes: int) -> bool:
     """Return whether a process of a member ended after the announcement, before the worker entered the generation.
 
     Members were attached when it was announced, so that one whose process starts has lost it. Where the generation itself

@@ -29,7 +29,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES, SeenExits
 from regroup_operator.model.plan import Clock, Counted, Failure, JobMemory, ScriptMemory
 from regroup_operator.model.pod_row import PodRow
-from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
+from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, AgentSession, Observation, Pod, ProcessExit
 from regroup_operator.model.worker import Current
 
 BY_KUBELET = "TerminationByKubelet"
@@ -186,7 +186,7 @@ class _Look:
             return worker.counted
         return Counted() if self.has_looked else Counted(0, pod.container_restarts, pod.init_failures)
 
-    def count(self, pod: Pod, session: Session | None) -> Counted:
+    def count(self, pod: Pod, session: AgentSession | None) -> Counted:
         """Return what this look has counted, too."""
         before = self.counted(pod)
         return Counted(
@@ -256,13 +256,13 @@ class _Look:
         return not self.has_looked and self.ends is not None and pod.num_ends > self.ends.get(pod.name, 0)
 
 
-def _is_asked_to_leave(pod: Pod, session: Session | None) -> bool:
+def _is_asked_to_leave(pod: Pod, session: AgentSession | None) -> bool:
     """Return whether a pod is asked to leave: how it ends is then no failure of the job."""
     is_drained = session is not None and session.draining is not None
     return pod.terminating or pod.disrupted != "" or pod.notice != "" or is_drained
 
 
-def _ended_by_itself(pod: Pod, session: Session | None, released: Collection[str]) -> bool:
+def _ended_by_itself(pod: Pod, session: AgentSession | None, released: Collection[str]) -> bool:
     """Return whether a pod ended by itself.
 
     It did not if it was deleted, evicted or preempted through the API, told to stop by the operator, or if its node ended.
@@ -349,13 +349,13 @@ def _is_new(ended: ProcessExit, pod: Pod, known: KnownExits) -> bool:
     return ended.generation not in known.spared and ended.number > known.seen.newest.get(exit_key(pod), 0)
 
 
-def _fresh(session: Session, counted: int, undecided: int = 0) -> Sequence[ProcessExit]:
+def _fresh(session: AgentSession, counted: int, undecided: int = 0) -> Sequence[ProcessExit]:
     """Return the exits that this operator has not looked at yet, up to those that are looked at later."""
     fresh = session.exits[-(session.num_exits - counted) :] if session.num_exits > counted else ()
     return fresh[: len(fresh) - _num_held(session, undecided)]
 
 
-def _num_held(session: Session, undecided: int) -> int:
+def _num_held(session: AgentSession, undecided: int) -> int:
     """Return the number of the newest exits that are looked at later: those of a generation of which it is undecided whether its
     exits count."""
     return sum(e.generation >= undecided for e in session.exits) if undecided else 0
@@ -415,7 +415,7 @@ def _left(obs: Observation, current: Current | None) -> frozenset[int]:
     return frozenset(left - {0})
 
 
-def _stays(pod: Pod, session: Session | None, current: Current) -> bool:
+def _stays(pod: Pod, session: AgentSession | None, current: Current) -> bool:
     """Return whether pod, node and agent are those that the generation began with."""
     if not pod.usable or not pod.node_ready:
         return False
@@ -448,7 +448,7 @@ def _of_pod(
     )
 
 
-def excused_generations(sessions: Iterable[Session], left: Iterable[int], tier: str | None) -> frozenset[int]:
+def excused_generations(sessions: Iterable[AgentSession], left: Iterable[int], tier: str | None) -> frozenset[int]:
     """Return the generations in which a script's processes exit for want of a peer.
 
     In them a member went with its pod, or a process is known to have ended by a signal. Without a tier a signal does not count,

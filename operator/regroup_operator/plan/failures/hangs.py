@@ -17,7 +17,7 @@ from regroup.protocol.text import shorten
 from regroup.protocol.wire import REPORT_EVERY_S, ProcessStack
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import JobStatus
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import AgentSession, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.allowances import allowances
 from regroup_operator.plan.failures.no_commit import first_without_commit
@@ -137,7 +137,9 @@ def find_hang(
     return _verdict(clock.says(found_s), stacks, outside, in_a_row, found_s, now_s)
 
 
-def _clock(sessions: Sequence[Session], current: Current, hang_seconds: float | None, settings: Settings) -> _Clock:
+def _clock(
+    sessions: Sequence[AgentSession], current: Current, hang_seconds: float | None, settings: Settings
+) -> _Clock:
     began_s = max(_moved_s(s, current.number) for s in sessions)
     bound_s = bound(sessions, hang_seconds, settings)
     excused_s = max(_excused_s(s, hang_seconds, settings) for s in sessions)
@@ -200,7 +202,7 @@ def _culprits(outside: Sequence[_RankStack], what: str) -> dict[MemberId, Culpri
     return found
 
 
-def bound(sessions: Iterable[Session], hang_seconds: float | None, settings: Settings) -> float:
+def bound(sessions: Iterable[AgentSession], hang_seconds: float | None, settings: Settings) -> float:
     """Return how many seconds a step may take, by what the processes have measured."""
     measured = [s.progress for s in sessions if s.progress is not None]
     step_s = max((p.step_s or 0.0 for p in measured), default=0.0)
@@ -230,7 +232,7 @@ def stack_lines(current: Current, workers: Iterable[Worker], processes: int) -> 
     ]
 
 
-def _moved_s(session: Session, generation: int) -> float:
+def _moved_s(session: AgentSession, generation: int) -> float:
     """Return when this worker last did what starts the clock anew."""
     commits = session.progress is not None and session.progress_generation == generation
     # A new operator hears how long ago the last commit was, but dates the adoption with its own first look.
@@ -238,7 +240,7 @@ def _moved_s(session: Session, generation: int) -> float:
     return max(moved_s, session.busy_ended_s)
 
 
-def _excused_s(session: Session, hang_seconds: float | None, settings: Settings) -> float:
+def _excused_s(session: AgentSession, hang_seconds: float | None, settings: Settings) -> float:
     """Return until when this worker's processes may take longer than a step; 0 where they do nothing of the kind."""
     ends = (since_s + allowed_s for since_s, allowed_s in allowances(session, settings, hang_seconds or 0.0))
     return max(ends, default=0.0)
@@ -264,7 +266,7 @@ def ask_for_stacks(
     return Hang(min(waits, default=now_s + ANSWER_S), what, tuple(ask))
 
 
-def _answered(session: Session, current: Current, after_s: float) -> bool:
+def _answered(session: AgentSession, current: Current, after_s: float) -> bool:
     at_s = session.stacks_at_s
     return (
         session.stacks is not None

@@ -22,7 +22,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import AgentSession, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.allowances import allowances, entry_s
 from regroup_operator.plan.facts.groups import by_position
@@ -217,7 +217,7 @@ def see_lateness(attendance: Attendance) -> Lateness:
     return Lateness(tuple(restart), is_due, kept, min(dues, default=None))
 
 
-def longest_start(known_s: int | None, sessions: Iterable[Session], settings: Settings) -> int | None:
+def longest_start(known_s: int | None, sessions: Iterable[AgentSession], settings: Settings) -> int | None:
     """Return the longest start of a worker so far in whole seconds, at least 1; None: none has been seen. It is kept for the life
     of the job, in the status, because sessions are lost with their pods and with the operator. So one that was stopped for hours
     counts as `start_timeout_s`."""

@@ -13,7 +13,7 @@ from regroup.protocol.state import Busy
 from regroup_operator.api.conditions import CHECKPOINTS_SAVED, INTERVAL_TOO_SHORT
 from regroup_operator.api.status import CheckpointStatus
 from regroup_operator.model.plan import JobCondition, Verdict
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import AgentSession, Settings
 from regroup_operator.model.worker import Current, Worker
 
 NOT_SAVED = "NotSaved"
@@ -80,7 +80,7 @@ def way_on(checkpoint: CheckpointStatus) -> str:
     )
 
 
-def _waits_s(session: Session, now_s: float, settings: Settings) -> float | None:
+def _waits_s(session: AgentSession, now_s: float, settings: Settings) -> float | None:
     """Return how long the script may wait for a checkpoint in all, if it has done so for WAITS_S; else None."""
     for busy, since_s in zip(session.condition.busy, session.busy_since_s):
         if busy.kind == Busy.CHECKPOINT and now_s >= since_s + WAITS_S:
