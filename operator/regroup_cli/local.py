@@ -42,7 +42,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Forbidden, Unauthorized
 from regroup_operator.model.records import Key, Pod, Settings
-from regroup_operator.render.pod import stop_environment
+from regroup_operator.render.pod import size_environment, stop_environment
 
 ADDRESS = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -261,6 +261,7 @@ class LocalWorkers:
             env.ENDS_ON_SIGINT: "1",
             env.MAX_RESTARTS: str(spec.recovery.max_restarts),
             **stop_environment(job),
+            **size_environment(job),
         }
         if spec.workers_per_group > 1:
             out |= {

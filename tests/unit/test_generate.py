@@ -46,6 +46,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
             "sizes",
         ],
         "processesPerWorker": [],
+        "framework": [],
         "workersPerGroup": [],
         "template": ["metadata", "spec"],
         "roles": [],

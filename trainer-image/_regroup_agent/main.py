@@ -137,7 +137,9 @@ class Agent:
             imports = dict(base) if self._launcher is None else program.zygote_env(self._launcher, base)
             self._zygote = Zygote(python, preload, imports, log, self._imported, settings.values)
         hook = write_group_hook(environ[env.STATE_DIR], log)
-        self._saves = SaveWatcher(environ.get(env.CHECKPOINT_DIR) or "", self._saved)
+        # Only growth waits for a checkpoint (spec.elasticPolicy.growAt), which may be asked for while the job runs.
+        watched = environ.get(env.CHECKPOINT_DIR) if environ.get(env.ELASTIC) else None
+        self._saves = SaveWatcher(watched or "", self._saved)
         self._memory = MemoryCgroup()
         self._trainers = Trainers(
             self._command,

@@ -305,6 +305,8 @@ def worker_digest(job: Job) -> str:
         "memorySnapshot": None if snapshot is None else snapshot.model_dump(),
         "podNames": job.spec.network.pod_names,
     }
+    if job.elastic:
+        made_from["elastic"] = True
     if job.progress_log is not None:
         made_from["progressLog"] = job.progress_log
     if job.spec.framework != PYTORCH:  # so that the default leaves a digest of before this field as it was

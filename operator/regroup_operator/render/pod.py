@@ -226,6 +226,11 @@ def stop_environment(job: Job) -> dict[str, str]:
     return {env.STOP_SECONDS: str(stop.seconds), **told}
 
 
+def size_environment(job: Job) -> dict[str, str]:
+    """Return the variable that tells the agent of an elastic job. There is none for a job of a fixed size."""
+    return {env.ELASTIC: "1"} if job.elastic else {}
+
+
 def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str, Any]]:
     processes = processes_per_worker(job)
     fields = {
@@ -247,7 +252,7 @@ def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str
         env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
         env.GRACE_SECONDS: str(_agent_grace_s(job)),
     }
-    values |= stop_environment(job)
+    values |= stop_environment(job) | size_environment(job)
     if job.spec.workers_per_group > 1:
         values[env.WORKERS_PER_GROUP] = str(job.spec.workers_per_group)
         values[env.GROUP_POSITION] = str(job.position(slot))

