@@ -51,6 +51,8 @@ class PlannedEnd:
         self._look_s: float | None = None
         """Time of the next look; None: none is needed."""
         self._said_file = ""
+        self._frozen: list[Process] = []
+        """Processes that were stopped, of which some may have said meanwhile that they hold."""
 
     @property
     def runs(self) -> bool:
@@ -101,11 +103,11 @@ class PlannedEnd:
                 self._until_s = now_s
             else:
                 self._stage, self._look_s = HOLDING, now_s + LOOK_EVERY_S
-                self._signal_free(signal.SIGCONT)
+                self._thaw()
         elif self._is_quiet(now_s):
             if self._free:
-                self._stage, self._look_s = FROZEN, now_s + FROZEN_S
-                self._signal_free(signal.SIGSTOP)
+                self._stage, self._look_s, self._frozen = FROZEN, now_s + FROZEN_S, self._free
+                self._worker.effects += [ev.Signal(p.local_rank, signal.SIGSTOP) for p in self._frozen]
             else:
                 self._until_s = now_s
         else:
@@ -131,8 +133,7 @@ class PlannedEnd:
 
         A script with a handler for SIGTERM can only end by itself if it goes on.
         """
-        if self._stage == FROZEN:
-            self._signal_free(signal.SIGCONT)
+        self._thaw()
         for process in self._running:
             if process.asked:
                 self._worker.tell(process, local.Go())
@@ -140,7 +141,7 @@ class PlannedEnd:
 
     def forget(self) -> None:
         """End it, because no process runs any more."""
-        self._stage, self._look_s = "", None
+        self._stage, self._look_s, self._frozen = "", None, []
         self._worker.parting = None
 
     @property
@@ -157,20 +158,22 @@ class PlannedEnd:
             process.asked = True
             self._worker.tell(process, local.Hold())
 
-    def _signal_free(self, signum: int) -> None:
-        self._worker.effects += [ev.Signal(p.local_rank, signum) for p in self._free]
+    def _thaw(self) -> None:
+        """Let exactly those go on that were stopped and still run."""
+        self._worker.effects += [ev.Signal(p.local_rank, signal.SIGCONT) for p in self._frozen if p.running]
+        self._frozen = []
 
     def _is_quiet(self, now_s: float) -> bool:
         """Return whether nothing is being saved, as far as the looks show."""
         writers, free = self._writers, self._free
         if writers.is_active:
             return False
-        if not free:
-            return writers.wrote_s is None or now_s - writers.wrote_s >= GAP_S
         steps_s = [p.step_s for p in free if p.step_s is not None]
-        patience_s = max([ARRIVE_S, *(ARRIVE_STEPS * step_s for step_s in steps_s)]) if steps_s else GAP_S
-        if not steps_s and not writers.has_saved:
-            patience_s = 0.0
+        if steps_s:
+            patience_s = max(ARRIVE_S, *(ARRIVE_STEPS * step_s for step_s in steps_s))
+        else:
+            # A thread or a child may be between two files of one save, and only earlier saves tell that there is one.
+            patience_s = GAP_S if writers.has_saved else 0.0
         return now_s - max(self._began_s, writers.wrote_s or 0.0) >= patience_s
 
     def _say_file(self, now_s: float) -> None:

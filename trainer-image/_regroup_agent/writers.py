@@ -86,8 +86,11 @@ class Writers:
 
     @property
     def has_saved(self) -> bool:
-        """True if the processes have written so much that a save may consist of more than one file."""
-        return sum((self._written_bytes or {}).values()) >= SAVED_BYTES
+        """True if the processes have written so much that a save may consist of more than one file.
+
+        The kernel adds what a child has written to its parent once the child has ended.
+        """
+        return self.wrote_s is not None or sum((self._written_bytes or {}).values()) >= SAVED_BYTES
 
     def take(self, look: Look, now_s: float) -> None:
         """Take in a look. Files that are not open any more are forgotten."""

@@ -124,6 +124,21 @@ def test_time_until_sigterm(drive: Callable[[], Drive], look: Callable[[float], 
     assert wants_s <= ended_after(driven) <= wants_s + 0.35
 
 
+@pytest.mark.parametrize(
+    ("look", "wants_s"),
+    [
+        pytest.param(lambda _: Look({}, {1: 100}), 0.0, id="nothing was ever saved"),
+        pytest.param(lambda _: NOTHING, GAP_S, id="a thread saves now and then"),
+        pytest.param(lambda t: file(int(t * 1e6)) if 1.5 < t < 4 else NOTHING, 4 + GAP_S, id="between two files of one save"),
+    ],
+)  # fmt: skip
+def test_time_until_sigterm_of_a_process_that_holds_at_once(look: Callable[[float], Look], wants_s: float) -> None:
+    drive = runs()
+    began_s = drive.now_s
+    drive.look = lambda now_s: look(now_s - began_s)
+    assert wants_s <= ended_after(held(planned(drive), 0)) <= wants_s + 0.35
+
+
 def test_process_that_begins_to_save_as_it_is_stopped_goes_on() -> None:
     drive = planned(runs(steps=False))
     began_s = drive.now_s
@@ -135,6 +150,23 @@ def test_process_that_begins_to_save_as_it_is_stopped_goes_on() -> None:
     assert signals(drive)[-2:] == [(0, TERM), (0, CONT)], "a stopped process does not take SIGTERM"
 
 
+def test_process_that_answers_as_it_is_stopped_goes_on_with_the_others() -> None:
+    drive = planned(runs(2))
+    while not signals(drive):
+        drive.wait(0.1)
+    assert signals(drive) == [(0, STOP), (1, STOP)]
+    assert ended_after(held(drive, 1)) <= FROZEN_S
+    assert signals(drive) == [(0, TERM), (1, TERM), (0, CONT), (1, CONT)]
+
+
+def test_process_that_answers_as_it_is_stopped_goes_on_if_another_one_saves() -> None:
+    drive = planned(runs(2))
+    while not signals(drive):
+        drive.wait(0.1)
+    held(drive, 1).look = file(0)
+    assert signals(drive.wait(FROZEN_S)) == [(0, CONT), (1, CONT)]
+
+
 def test_process_that_makes_its_first_step_meanwhile_is_asked_to_hold() -> None:
     drive = runs(steps=False)
     drive.look = NOTHING
@@ -142,7 +174,7 @@ def test_process_that_makes_its_first_step_meanwhile_is_asked_to_hold() -> None:
     assert drive.told(local.Hold) == []
     assert stepped(drive, 0).told(local.Hold) == [(0, local.Hold())]
     assert stepped(drive, 0).told(local.Hold) == []
-    assert ended_after(held(drive, 0)) <= 0.2
+    assert GAP_S <= ended_after(held(drive, 0)) <= GAP_S + 0.2
 
 
 def test_file_that_is_waited_for_is_named_in_the_log_once() -> None:
