@@ -75,8 +75,9 @@ test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Re
 	$(took)
 
 .PHONY: test-frameworks
-test-frameworks: venv venv-frameworks ## The samples of JAX, XGBoost and TensorFlow: killed, grown, run to their end
+test-frameworks: venv venv-frameworks ## Samples of JAX, XGBoost, TensorFlow and Hugging Face: killed, grown, run to their end; real launchers
 	REGROUP_SLOW=1 $(PYTEST) --durations=5 tests/trainer/test_frameworks.py
+	.venv-torch-frameworks/bin/python -m pytest -q --durations=5 tests/unit/agent/test_launchers.py tests/trainer/test_launchers.py
 	$(took)
 
 .PHONY: programs
@@ -212,12 +213,22 @@ venv-oldest: .venv-oldest/.synced ## Install every locked package into .venv-old
 	@touch $@
 
 .PHONY: venv-frameworks
-venv-frameworks: .venv-frameworks/.synced ## Install JAX, XGBoost and TensorFlow into .venv-frameworks, for CPUs (2.2 GB)
+venv-frameworks: .venv-frameworks/.synced .venv-torch-frameworks/.synced ## Install JAX, XGBoost and TensorFlow into .venv-frameworks, for CPUs (2.2 GB), and what needs torch into .venv-torch-frameworks (110 MB)
 
 # Apart from .venv: it stands for a user's image, in which nothing of ours is.
 .venv-frameworks/.synced: tests/trainer/frameworks.txt | venv
 	@$(UV) venv --quiet --allow-existing --python $(PY) .venv-frameworks
 	@$(UV) pip install --quiet --python .venv-frameworks/bin/python --requirement $<
+	@touch $@
+
+# It sees .venv by a .pth file, so there is no second torch (4.6 GB). DeepSpeed's setup imports torch and would build CUDA operators.
+.venv-torch-frameworks/.synced: tests/trainer/torch-frameworks.txt uv.lock | venv
+	@$(UV) venv --quiet --allow-existing --python $(PY) .venv-torch-frameworks
+	@$(PY) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  >"$$(.venv-torch-frameworks/bin/python -c 'import site; print(site.getsitepackages()[0])')/of-venv.pth"
+	@DS_BUILD_OPS=0 $(UV) pip install --quiet --python .venv-torch-frameworks/bin/python --no-deps --no-build-isolation --requirement $<
+	@sed '1s|.*|#!$(CURDIR)/.venv-torch-frameworks/bin/python|' .venv/bin/torchrun >.venv-torch-frameworks/bin/torchrun
+	@chmod +x .venv-torch-frameworks/bin/torchrun
 	@touch $@
 
 # Apart from .venv, which needs nothing of it: 100 MB.
@@ -232,4 +243,4 @@ $(UV):
 
 .PHONY: clean
 clean: ## Remove everything that was built here, including caches
-	rm -rf .venv .venv-oldest .venv-docs .uv .cache build bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-oldest .venv-frameworks .venv-torch-frameworks .venv-docs .uv .cache build bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

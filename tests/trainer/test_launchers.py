@@ -116,7 +116,7 @@ def test_other_launchers_start_the_program(
     assert len(said(script)) == 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="`make test-frameworks` has accelerate")
 def test_accelerate_makes_the_environment(
     start: Callable[..., LocalRun], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,7 @@ def test_accelerate_makes_the_environment(
     assert {one["world"] for one in said(script)} == {2}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="`make test-frameworks` has deepspeed")
 def test_deepspeed_gives_each_process_its_local_rank(start: Callable[..., LocalRun], script: Path) -> None:
     ends_well(start("deepspeed", "--num_gpus", "2", str(script), "--lr", "1"))
     assert sorted(one["args"][0] for one in said(script)) == ["--local_rank=0", "--local_rank=1"]

@@ -44,7 +44,7 @@ def parser_of(launcher: str) -> argparse.ArgumentParser:
 
         return run.get_args_parser()
     module = {"accelerate": "accelerate.commands.launch", "deepspeed": "deepspeed.launcher.runner"}[launcher]
-    real: Any = pytest.importorskip(module, reason=f"{launcher} is not installed")
+    real: Any = pytest.importorskip(module, reason=f"`make test-frameworks` has {launcher}")
     if launcher == "accelerate":
         found: argparse.ArgumentParser = real.launch_command_parser()
         return found
@@ -284,7 +284,7 @@ def test_torchruns_own_parser_is_asked() -> None:
 
 
 def test_accelerates_own_code_makes_the_environment(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    pytest.importorskip("accelerate", reason="`make test-frameworks` has accelerate")
     home = {"HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     said = answer("accelerate launch --num_processes 4 --num_machines 2 --mixed_precision no t.py --lr 1", **home)
     assert (said["program"], said["args"], said["processes"], said["workers"]) == ("t.py", ["--lr", "1"], "2", [2, 2])
@@ -302,7 +302,7 @@ def test_accelerates_own_code_makes_the_environment(tmp_path: Path) -> None:
 
 
 def test_deepspeeds_own_parser_is_asked() -> None:
-    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    pytest.importorskip("deepspeed", reason="`make test-frameworks` has deepspeed")
     said = answer("deepspeed --num_gpus 2 t.py --deepspeed")
     assert (said["program"], said["args"], said["processes"], said["workers"]) == ("t.py", ["--deepspeed"], "2", None)
 
