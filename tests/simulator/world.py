@@ -413,7 +413,7 @@ class World:
 
     def lost_file(self) -> Saved:
         """Return what an agent has whose file cannot be read, or is of an earlier boot of its node."""
-        return Saved(UNKNOWN, UNKNOWN, incarnation=int(self.now_s) + 1_000_000)
+        return Saved(UNKNOWN, UNKNOWN, incarnation=int(self.now_s * 1000) + 1_000_000)
 
     def power_off(self, uid: str) -> None:
         """The node loses power: everything stops without a word; streams break when the kernel's probes say so."""

@@ -83,8 +83,9 @@ class StateFile:
         return Saved(**values), ""
 
     def _lost(self, why: str, incarnation: int = 0) -> tuple[Saved, str]:
-        # The clock may be behind that of an earlier loss.
-        incarnation = max(incarnation, int(time.time()))
+        # Milliseconds: each start of a process adds one, and a file may be lost twice within a second. The clock may be behind
+        # that of an earlier loss.
+        incarnation = max(incarnation, time.time_ns() // 1_000_000)
         saved = Saved(entered=UNKNOWN, adopted=UNKNOWN, incarnation=incarnation, started=0)
         return (
             saved,

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,19 @@ def test_state_file_of_an_earlier_boot_is_everything_adopted_and_one_sentence(tm
 
 
 def test_incarnation_never_falls_where_the_clock_is_behind(tmp_path: Path) -> None:
-    StateFile(str(tmp_path), boot="one").save(Saved(3, 2, 4_000_000_000, 1))
-    assert StateFile(str(tmp_path), boot="another").load()[0].incarnation == 4_000_000_000
+    StateFile(str(tmp_path), boot="one").save(Saved(3, 2, 4_000_000_000_000, 1))
+    assert StateFile(str(tmp_path), boot="another").load()[0].incarnation == 4_000_000_000_000
+
+
+def test_incarnation_rises_where_the_file_is_lost_twice_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts of a process in between count two."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_790_000_000_100_000_000)
+    (tmp_path / "agent.json").write_text("{")
+    first = StateFile(str(tmp_path)).load()[0].incarnation
+    monkeypatch.setattr(time, "time_ns", lambda: 1_790_000_000_500_000_000)
+    assert StateFile(str(tmp_path)).load()[0].incarnation > first + 2
 
 
 def test_first_write_waits_for_the_disk_and_no_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
