@@ -194,7 +194,13 @@ def test_commands_of_documentation_are_read(
     [
         ("torchrun --foo 1 t.py", "the option --foo, which Regroup does not know"),
         ("torchrun --virtual-local-rank t.py", "is refused"),
-        ("torchrun --nproc-per-node 0 t.py", "is no number of at least 1"),
+        ("torchrun --nproc-per-node 0 t.py", "is no number from 1 to 999999999"),
+        (f"torchrun --nproc-per-node {'9' * 5000} t.py", "99... in the command is no number from 1 to 999999999"),
+        (f"torchrun --nnodes 1:{'9' * 5000} t.py", "99... in the command is no number and no range"),
+        (f"deepspeed --num_gpus {'9' * 5000} t.py", "is no number from 1"),
+        (f"accelerate launch --num_processes {'9' * 10} t.py", "is no number from 1"),
+        (f"mpirun -np {'9' * 5000} t.py", "is no number from 1"),
+        (f"horovodrun -np {'9' * 5000} t.py", "is no number from 1"),
         ("torchrun --nnodes 4:1 t.py", "no number and no range"),
         ("torchrun --nnodes", "has no value"),
         ("torchrun --standalone=1 t.py", "takes no value"),
@@ -216,11 +222,75 @@ def test_command_that_cannot_be_translated_gets_a_sentence(command: str, sentenc
 
 
 @pytest.mark.parametrize(
-    "command", ["python train.py", "accelerate config", "env", "python -m torch", "./torchrun.py a", "sh -c true", ""]
-)
+    "command",
+    ["python train.py", "accelerate config", "env", "python -m torch", "./torchrun.py a", "sh -c true", "",
+     "python -X", "python -m", "python -c torchrun", "python -", "python -X dev train.py torchrun",
+     "sh -c 'pip install deepspeed && python ddp.py'", "bash -c 'python ddp.py --strategy deepspeed --epochs 3'",
+     "bash -c 'echo \"now; torchrun a\"'", "bash -c 'A=torchrun python t.py deepspeed x'", "bash run.sh torchrun",
+     "nice python ddp.py --strategy deepspeed 1", "nice -n 5 python t.py deepspeed", "numactl -N 0 ./train deepspeed 1",
+     "env A=b python t.py torchrun", "nice train torchrun x", "conda run -n deepspeed python t.py",
+     "nohup bash -c 'python t.py deepspeed'"],
+)  # fmt: skip
 def test_other_commands_are_no_launchers(command: str) -> None:
-    assert recognise(command.split()) is None
-    assert hidden(command.split()) is None
+    assert recognise(shlex.split(command)) is None
+    assert hidden(shlex.split(command)) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("sh -c 'torchrun t.py'", "torchrun"),
+        ("bash -lc 'pip install x && torchrun t.py'", "torchrun"),
+        ("bash -eo pipefail -c 'torchrun t.py' sh", "torchrun"),
+        ("bash -c 'cd /a; exec torchrun t.py'", "torchrun"),
+        ("bash -c '(A=\"b c\" /opt/bin/deepspeed t.py) | tee log'", "deepspeed"),
+        ("bash -c 'false || env A=b accelerate launch t.py'", "accelerate"),
+        ("bash -c 'if true; then mpirun -np 2 t.py; fi'", "mpirun"),
+        ("bash -c 'set -e\ntorchrun \\\n --nnodes 2 t.py'", "torchrun"),
+        ("bash -c '# it'\"'\"'s\ntorchrun t.py'", "torchrun"),
+        ("bash -c 'python -u -mtorch.distributed.run t.py'", "torchrun"),
+        ("bash -c 'nohup torchrun t.py &'", "torchrun"),
+        ("nohup bash -c 'torchrun t.py'", "torchrun"),
+        ("nice -n 5 torchrun t.py", "torchrun"),
+        ("timeout -s KILL 2h torchrun t.py", "torchrun"),
+        ("numactl --cpunodebind=0 python -X dev -m torch.distributed.run t.py", "torchrun"),
+        ("taskset ff torchrun t.py", "torchrun"),
+        ("env -u A B=c torchrun t.py", "torchrun"),
+        ("sudo -E nice deepspeed t.py", "deepspeed"),
+        ("conda run -n train torchrun t.py", "torchrun"),
+        ("uv run --with x accelerate launch t.py", "accelerate"),
+        ("tini -- torchrun t.py", "torchrun"),
+    ],
+)
+def test_launcher_that_a_shell_or_a_wrapper_starts_gets_a_sentence(command: str, launcher: str) -> None:
+    why = hidden(shlex.split(command))
+    assert why is not None
+    assert why.startswith(f"The command starts {launcher} from ")
+    assert ", t.py" in why
+
+
+@pytest.mark.parametrize(
+    ("start", "kept"),
+    [
+        ("python -X dev -m torch.distributed.run", "-X dev"),
+        ("python -Xdev -m torch.distributed.run", "-X dev"),
+        ("python -mtorch.distributed.run", ""),
+        ("python -W ignore -m torch.distributed.run", "-W ignore"),
+        ("python -Om torch.distributed.run", "-O"),
+        ("python -u -m torch.distributed.run", ""),
+        ("python -uOOBmtorch.distributed.run", "-OOB"),
+        ("python -I -E -s -m torch.distributed.run", ""),
+        ("python -uW error -X faulthandler /opt/bin/torchrun", "-W error -X faulthandler"),
+        ("env A=b python -X dev -m deepspeed.launcher.runner", "-X dev"),
+        ("python -Om accelerate.commands.accelerate_cli launch", "-O"),
+    ],
+)
+def test_options_of_python_before_a_launcher_reach_the_program(start: str, kept: str) -> None:
+    found = read([*start.split(), "t.py", "-x"], {})
+    assert found is not None
+    want = ["python", "-u", *kept.split(), "t.py"]
+    assert program.program_of(found, "python", SAID).command[: len(want)] == tuple(want)
+    assert list(program.guess(found, "python")) == [*want, "-x"]
 
 
 def test_variables_count_as_in_the_launcher_and_in_the_kubelet() -> None:
@@ -326,6 +396,11 @@ SAID = {"program": "t.py", "args": ["-x"], "module": False, "no_python": False}
         ("deepspeed t.py -x", {}, ["python", "-u", "t.py", "--local_rank=1", "-x"]),
         ("deepspeed --module t.py -x", {"module": True}, ["python", "-u", "-m", "t.py", "--local_rank=1", "-x"]),
         ("deepspeed --no_python t.py -x", {"no_python": True}, ["t.py", "--local_rank=1", "-x"]),
+        (
+            "python -X dev -m torch.distributed.launch t.py -x",
+            {},
+            ["python", "-u", "-X", "dev", "t.py", "--local-rank=1", "-x"],
+        ),
         ("deepspeed --no_local_rank t.py -x", {}, ["python", "-u", "t.py", "-x"]),
     ],
 )
@@ -355,6 +430,7 @@ def test_environment_of_a_process_keeps_regroups_ranks_and_adds_the_launchers() 
     [
         ({"processes": "2"}, {env.PROCESSES: "2"}, None),
         ({"processes": "8"}, {env.PROCESSES: "2"}, "Set spec.processesPerWorker to 8"),
+        ({"processes": "9" * 5000}, {env.PROCESSES: "2"}, "asks for 99999999999999999999 processes"),
         ({"processes": "gpu"}, {env.PROCESSES: "2"}, None),
         ({"processes": None, "workers": None}, {env.PROCESSES: "2"}, None),
         ({"workers": [1, 4]}, {env.PROCESSES: "2", env.MAX_WORLD_SIZE: "8"}, None),

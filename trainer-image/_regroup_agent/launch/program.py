@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from regroup.protocol import env
-from regroup.protocol.launchers import LauncherCommand
+from regroup.protocol.launchers import LauncherCommand, count_of
 
 from .command import LaunchError
 from .environment import hooked_env
@@ -40,12 +40,14 @@ class Program:
     launcher: str = ""
     local_rank_argument: str = ""
     """Name of the argument by which each process gets its local rank; "": there is none."""
+    first_argument: int = 1
+    """Index of the program's first argument in `command`."""
 
     def command_of(self, local_rank: int) -> list[str]:
         """Return the command of one process."""
         if not self.local_rank_argument:
             return list(self.command)
-        index = self._first_argument
+        index = self.first_argument
         return [*self.command[:index], f"{self.local_rank_argument}={local_rank}", *self.command[index:]]
 
     def environ_of(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -57,14 +59,6 @@ class Program:
             out.setdefault("LOCAL_SIZE", environ[env.LOCAL_WORLD_SIZE])  # DeepSpeed without GPUs asks for it
         return out
 
-    @property
-    def _first_argument(self) -> int:
-        """Index of the program's first argument in the command."""
-        index = 1
-        while index < len(self.command) and self.command[index] in ("-u", "-m"):
-            index += 1
-        return index + 1 if index > 1 else 1
-
 
 def _is_ours(name: str) -> bool:
     return name in env.RESERVED or name.startswith(env.RESERVED_PREFIXES)
@@ -75,18 +69,19 @@ def guess(found: LauncherCommand, python: str) -> tuple[str, ...]:
     if found.launcher not in HAS_OWN_PARSER or found.is_set("--no-python") or found.is_set("--no_python"):
         return found.program
     module = found.is_set("-m") or found.is_set("--module")
-    return (python, "-u", *(("-m",) if module else ()), *found.program)
+    return (python, "-u", *found.python_options, *(("-m",) if module else ()), *found.program)
 
 
 def program_of(found: LauncherCommand, python: str, answer: Mapping[str, Any]) -> Program:
     """Return the program that the launcher's own parser answers with. Raises LaunchError if the launcher refuses the command."""
     if "refused" in answer:
         raise LaunchError(str(answer["refused"]))
-    words = [str(answer["program"]), *map(str, answer["args"])]
+    words = [str(answer["program"])]
     if not answer["no_python"]:
-        words = [python, "-u", *(["-m"] if answer["module"] else []), *words]
+        words = [python, "-u", *found.python_options, *(["-m"] if answer["module"] else []), *words]
     environ = {**found.environ, **answer.get("environ", {})}
-    return Program(tuple(words), environ, found.launcher, found.local_rank_argument)
+    command = (*words, *map(str, answer["args"]))
+    return Program(command, environ, found.launcher, found.local_rank_argument, len(words))
 
 
 def zygote_env(found: LauncherCommand, environ: Mapping[str, str]) -> dict[str, str]:
@@ -131,7 +126,8 @@ def contradiction(launcher: str, answer: Mapping[str, Any], environ: Mapping[str
     """
     processes, workers = answer.get("processes"), answer.get("workers")
     have = int(environ.get(env.PROCESSES, "1"))
-    if processes is not None and str(processes).isdecimal() and int(processes) != have:
+    if processes is not None and str(processes).isdecimal() and count_of(str(processes)) != have:
+        processes = str(processes)[:20]
         return (
             f"{launcher} asks for {processes} processes in this pod, by its command, a configuration file or a variable, but the "
             f"job starts {have} in each worker. Set spec.processesPerWorker to {processes}, or correct the number there."

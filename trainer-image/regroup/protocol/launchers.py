@@ -9,8 +9,9 @@ it. docs/reference/launchers.md shows that table.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from . import launcher_options
@@ -37,10 +38,14 @@ _WRAPPERS = frozenset({"env", "nice", "nohup", "time", "timeout", "numactl", "ta
                        "uv", "poetry", "conda", "pixi", "tini", "dumb-init", "nsys"})  # fmt: skip
 """Commands that run another command."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
-_IN_SHELL = re.compile(
-    r"(?:^|[\s;&|(/])(torchrun|accelerate[\s-]launch|deepspeed|horovodrun|mpirun|mpiexec"
-    r"|python[\d.]*\s+(?:-u\s+)?-m\s+(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))\s+([^;&|\n]*)"
-)
+_SHELLS_OWN = frozenset({"exec", "if", "then", "elif", "else", "while", "until", "do", "time", "!", "{"})
+"""Words of a shell that may stand before a command."""
+_SUBCOMMANDS = frozenset({"run", "exec", "profile", "launch"})
+"""Words between a wrapper and its command, as in `uv run`."""
+_MASK_OR_TIME = re.compile(r"[\dA-Fa-fx.,:-]+[smhd]?$")
+_PYTHONS_FLAGS = frozenset("bBdEiIOPqRsSuvx")
+_KEPT_FLAGS = frozenset("bBdOqRv")
+"""Flags of python that the program gets, too. The others change where modules are found, or are for the launcher alone."""
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
@@ -73,11 +78,13 @@ class LauncherCommand:
     launcher: str
     """A key of OPTIONS."""
     start: tuple[str, ...]
-    """The words that name the launcher: (`torchrun`,) or (`python`, `-m`, `torch.distributed.run`)."""
+    """The words that name the launcher: (`torchrun`,) or (`python`, `-m`, `torch.distributed.run`), without python's options."""
     arguments: tuple[str, ...]
     """All words after `start`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables that `env NAME=VALUE` sets before the launcher."""
+    python_options: tuple[str, ...] = ()
+    """Options of the launcher's python that the program's python gets, such as (`-X`, `dev`)."""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The first name of each given option, with its values."""
     program: tuple[str, ...] = ()
@@ -115,17 +122,17 @@ def recognise(command: Sequence[str]) -> LauncherCommand | None:
         while words and (assigned := _ASSIGNMENT.match(words[0])):
             environ[assigned[1]] = assigned[2]
             words.pop(0)
-    length = _length_of_start(words)
-    if length == 0:
+    start, python_options, length = _start_of(words)
+    if not start:
         return None
-    start, rest = tuple(words[:length]), tuple(words[length:])
+    rest = tuple(words[length:])
     name = _MODULES[start[-1]] if start[-2:-1] == ("-m",) else _PROGRAMS[PurePosixPath(start[-1]).name]
     by_subcommand = PurePosixPath(start[-1]).name == "accelerate" or start[-1] == "accelerate.commands.accelerate_cli"
     if name == "accelerate" and by_subcommand:
         if rest[:1] != ("launch",):
             return None  # `accelerate config` and the like train nothing, and launch nothing
         rest = rest[1:]
-    return LauncherCommand(name, start, rest, environ)
+    return LauncherCommand(name, start, rest, environ, python_options)
 
 
 def read(command: Sequence[str], environ: Mapping[str, str]) -> LauncherCommand | None:
@@ -148,7 +155,7 @@ def read(command: Sequence[str], environ: Mapping[str, str]) -> LauncherCommand 
             f"{found.launcher} train.py."
         )
     counts = _COUNTS[found.launcher](options, known)
-    return LauncherCommand(found.launcher, found.start, found.arguments, found.environ, options, program, counts)
+    return replace(found, options=options, program=program, counts=counts)
 
 
 def hidden(command: Sequence[str]) -> str | None:
@@ -156,14 +163,69 @@ def hidden(command: Sequence[str]) -> str | None:
     if not command or recognise(command) is not None:
         return None
     first = PurePosixPath(command[0]).name
+    words = _inside(command)
+    found = recognise(words)
+    if found is None:
+        return None
+    return _without(f"a shell ({first})" if first in _SHELLS else first, found.launcher, words)
+
+
+def _inside(command: Sequence[str]) -> Sequence[str]:
+    """Return the words from the launcher on that a command starts directly, by a shell or by a wrapper. Empty: there is none."""
+    if not command or recognise(command) is not None:
+        return command
+    first = PurePosixPath(command[0]).name
     if first in _SHELLS:
-        found = next(filter(None, (_IN_SHELL.search(word) for word in command)), None)
-        return None if found is None else _without(f"a shell ({first})", found[1], f"{found[1]} {found[2]}".split())
-    if first in _WRAPPERS:
-        for index in range(1, len(command)):
-            if (inner := recognise(command[index:])) is not None:
-                return _without(first, inner.launcher, command[index:])
-    return None
+        return next(filter(None, map(_inside, _simple_commands(_text_for(command)))), ())
+    return _wrapped(command) if first in _WRAPPERS else ()
+
+
+def _wrapped(command: Sequence[str]) -> Sequence[str]:
+    """Return the words from the launcher on that a wrapper starts. The first word that is another program ends the search."""
+    for index in range(1, len(command)):
+        word, before = command[index], command[index - 1]
+        name = PurePosixPath(word).name
+        if recognise(command[index:]) is not None and before not in ("-n", "--name"):  # conda run -n deepspeed
+            return command[index:]
+        if name in _SHELLS or name in _WRAPPERS:
+            return _inside(command[index:])
+        if _PYTHON.match(name):
+            return ()
+        belongs = word.startswith("-") or (before.startswith("-") and before != "--")
+        if not (belongs or word in _SUBCOMMANDS or _ASSIGNMENT.match(word) or _MASK_OR_TIME.match(word)):
+            return ()
+    return ()
+
+
+def _text_for(command: Sequence[str]) -> str:
+    """Return the text of a shell's option -c, or "" if the shell runs a file."""
+    words = list(command[1:])
+    while words and words[0][:1] in ("-", "+"):
+        option = words.pop(0)
+        if option[:2] != "--" and "c" in option:
+            return next((word for word in words if not word.startswith("-")), "")
+        if option[-1] in "oO":  # bash -o pipefail
+            words = words[1:]
+    return ""
+
+
+def _simple_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command in a shell's text, without assignments and the shell's own words before it."""
+    text = text.replace("\\\n", " ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        words = list(lexer)
+    except ValueError:  # a quote without its end, perhaps in a comment
+        words = re.sub(r"([;&|()\n]+)", r" \1 ", text).split(" ")
+    simple: list[str] = []
+    for word in [*words, ";"]:
+        if word and not set(word) - set(";&|()\n"):
+            if simple:
+                yield simple
+            simple = []
+        elif simple or not (word in _SHELLS_OWN or _ASSIGNMENT.match(word) or not word):
+            simple.append(word)
 
 
 def _without(wrapper: str, launcher: str, words: Sequence[str]) -> str:
@@ -210,23 +272,39 @@ def expand(word: str, environ: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, word)
 
 
-def _length_of_start(words: Sequence[str]) -> int:
-    """Return the number of words that name the launcher; 0: there is none."""
-    if not words:
-        return 0
-    name = PurePosixPath(words[0]).name
+def _start_of(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """Return the words that name the launcher, python's options that the program gets, and the number of words of both.
+
+    No words: the command begins with no launcher.
+    """
+    name = PurePosixPath(words[0]).name if words else ""
     if name in _PROGRAMS:
-        return 1
-    if _PYTHON.match(name):
-        index = 1
-        while words[index : index + 1] in (["-u"], ["-I"], ["-E"], ["-s"], ["-B"]):
-            index += 1
-        if words[index : index + 1] == ["-m"] and words[index + 1 : index + 2] and words[index + 1] in _MODULES:
-            return index + 2
-        script = words[index] if index < len(words) else ""
-        if "/" in script and PurePosixPath(script).name in _PROGRAMS:  # python /opt/bin/torchrun
-            return index + 1
-    return 0
+        return (words[0],), (), 1
+    if not _PYTHON.match(name):
+        return (), (), 0
+    kept: list[str] = []
+    index = 1
+    while index < len(words) and words[index].startswith("-") and words[index] != "-":
+        flags = words[index][1:]
+        index += 1
+        end = next((at for at, flag in enumerate(flags) if flag not in _PYTHONS_FLAGS), len(flags))
+        if own := "".join(flag for flag in flags[:end] if flag in _KEPT_FLAGS):
+            kept.append("-" + own)
+        if end == len(flags):
+            continue
+        value = flags[end + 1 :]  # -Xdev, -mtorch.distributed.run
+        if not value:
+            value, index = words[index] if index < len(words) else "", index + 1
+        if flags[end] in "XW":
+            kept += ["-" + flags[end], value]
+        elif flags[end] == "m" and value in _MODULES:
+            return (words[0], "-m", value), tuple(kept), index
+        else:
+            return (), (), 0
+    script = words[index] if index < len(words) else ""
+    if "/" in script and PurePosixPath(script).name in _PROGRAMS:  # python /opt/bin/torchrun
+        return (words[0], script), tuple(kept), index + 1
+    return (), (), 0
 
 
 def _split(launcher: str, words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
@@ -288,6 +366,8 @@ def _option_of(launcher: str, word: str) -> tuple[Option, str | None, str]:
 # --- counts ----------------------------------------------------------------------------------------------------------
 
 _Options = Mapping[str, tuple[str, ...]]
+_MOST_DIGITS = 9
+_MOST_SAID = 100
 _COUNTING_ENV = {"PET_NPROC_PER_NODE": "--nproc-per-node", "PET_NNODES": "--nnodes"}
 
 
@@ -297,13 +377,25 @@ def _last(options: _Options, name: str) -> str | None:
     return values[-1] if values and "$(" not in values[-1] else None
 
 
+def count_of(text: str) -> int | None:
+    """Return the count from 1 to 999999999 that a text writes, or None if it writes none. Python's int() bounds the digits."""
+    return int(text) or None if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
 def _number(text: str | None, said: str) -> int | None:
     """Return a count, or None if there is none. Raises LauncherError for a text that is no count."""
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise LauncherError(f"{said} in the command is no number of at least 1. Write a number.")
-    return int(text)
+    count = count_of(text)
+    if count is None:
+        raise LauncherError(
+            f"{_bounded(said)} in the command is no number from 1 to {'9' * _MOST_DIGITS}. Write a number."
+        )
+    return count
+
+
+def _bounded(said: str) -> str:
+    return said if len(said) <= _MOST_SAID else said[:_MOST_SAID] + "..."
 
 
 def _of_torchrun(options: _Options, environ: Mapping[str, str]) -> Counts:
@@ -319,14 +411,13 @@ def _of_torchrun(options: _Options, environ: Mapping[str, str]) -> Counts:
     workers = None
     nodes, workers_said = said.get("--nnodes", ("", ""))
     if nodes:
-        parts = nodes.split(":")
-        if (
-            len(parts) > 2
-            or not all(part.isdecimal() and int(part) > 0 for part in parts)
-            or int(parts[0]) > int(parts[-1])
-        ):
-            raise LauncherError(f"{workers_said} in the command is no number and no range. Write N or MIN:MAX.")
-        workers = int(parts[0]), int(parts[-1])
+        bounds = [count_of(part) for part in nodes.split(":")]
+        low, high = bounds[0], bounds[-1]
+        if len(bounds) > 2 or low is None or high is None or low > high:
+            raise LauncherError(
+                f"{_bounded(workers_said)} in the command is no number and no range. Write N or MIN:MAX."
+            )
+        workers = low, high
     # Without the option torchrun starts one process. That is no word about a worker's GPUs, so the spec may say another number.
     return Counts(processes, None, workers, processes_said, workers_said)
 
