@@ -16,6 +16,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -30,8 +31,8 @@ LOOK_EVERY_S = 0.001
 """Steps that follow each other faster look less often whether the agent has written, since a look is a system call."""
 CONNECT_EVERY_S = 5.0
 """Time between two attempts to reach an agent that does not answer."""
-LEADER_MISSED = 100
-"""After so many steps of other optimizers without one of the leader, another optimizer becomes the leader."""
+LEADER_MISSED = 10
+"""An optimizer that makes so many steps without one of the leader between becomes the leader. A critic makes five in a row."""
 
 
 def say(group: str) -> None:
@@ -77,8 +78,11 @@ class Steps:
     """Counts the optimizer steps of this process, and holds the process after one of them when the agent asks for it.
 
     A script may have several optimizers, and a wrapper such as ZeRO is an optimizer around another one. So only the steps of
-    one optimizer count, the leader: the first that makes a step. A step that GradScaler skips is none, since torch does not
+    one optimizer count, the leader: the first that makes a step. The next stage of a script may have another one, whose steps count
+    from its first as soon as it is seen to have replaced the leader. A step that GradScaler skips is none, since torch does not
     call the optimizer. One call of `step` counts once, however often LBFGS evaluates its closure.
+
+    The process holds after a step of any optimizer. If two threads make steps, the second one waits at its next step, too.
 
     One connection carries all messages. It is opened at the first step. Forked children of the process do not use it.
     """
@@ -87,13 +91,16 @@ class Steps:
         self._pid = 0
         """Process that counts. 0: none does, as in the zygote and in children of the script."""
         self._leader: Callable[[], Any] = lambda: None
-        self._missed = 0
-        """Steps of other optimizers since the last one of the leader."""
+        self._missed: dict[int, int] = {}
+        """Steps of each other optimizer since the last one of the leader, by its id."""
         self._steps = 0
         self._said_steps, self._said_s = 0, 0.0
         self._look_s = self._connect_s = 0.0
         """Time of the next look, and of the next attempt to connect."""
         self._agent: Optional[socket.socket] = None
+        self._lock = threading.RLock()
+        """Held by the thread that looks or holds. A handler of the script that runs in the hold may make a step of its own."""
+        self._holds = False
         os.register_at_fork(after_in_child=self._forget)
 
     def begin(self) -> None:
@@ -105,23 +112,40 @@ class Steps:
         if not self._pid:
             return
         leader = self._leader()
-        if optimizer is not leader:
-            self._missed += 1
-            if leader is not None and self._missed < LEADER_MISSED:
-                return
-            self._leader = weakref.ref(optimizer)
-        self._missed = 0
-        self._steps += 1
+        if optimizer is leader:
+            if self._missed:
+                self._missed = {}
+            self._steps += 1
+        elif leader is None:
+            self._lead(optimizer, 1)
+        else:
+            missed = self._missed[id(optimizer)] = self._missed.get(id(optimizer), 0) + 1
+            if missed >= LEADER_MISSED:
+                self._lead(optimizer, missed)
         now_s = time.monotonic()
         if now_s >= self._look_s:
-            self._look_s = now_s + LOOK_EVERY_S
+            with self._lock:
+                if not self._holds:
+                    self._look_and_hold(now_s)
+
+    def _lead(self, optimizer: Any, counted: int) -> None:
+        """Make this optimizer the leader, of which so many steps count that it has made already."""
+        self._leader, self._missed = weakref.ref(optimizer), {}
+        self._steps += counted
+
+    def _look_and_hold(self, now_s: float) -> None:
+        self._look_s = now_s + LOOK_EVERY_S
+        try:
+            is_asked = self._look(now_s)
+        except (OSError, KeyError, ValueError):
+            self._close()
+            return
+        if is_asked:
+            self._look_s, self._holds = 0.0, True  # each other thread comes here at its next step
             try:
-                is_asked = self._look(now_s)
-            except (OSError, KeyError, ValueError):
-                self._close()
-                return
-            if is_asked:
                 self._hold()
+            finally:
+                self._holds = False
 
     def _look(self, now_s: float) -> bool:
         """Tell the agent the count if a second is over. Return whether the agent has asked to hold, and was told that it is so."""
@@ -136,8 +160,8 @@ class Steps:
             agent.setblocking(False)
             self._agent = agent
             agent.connect(os.environ["REGROUP_SOCKET"])
-        if now_s - self._said_s >= STEPPED_EVERY_S:
-            counted = self._steps - self._said_steps
+        counted = self._steps - self._said_steps
+        if counted and now_s - self._said_s >= STEPPED_EVERY_S:
             step_s = (now_s - self._said_s) / counted if self._said_steps else 0.0
             self._said_steps, self._said_s = self._steps, now_s
             self._send({"type": "stepped", "steps": self._steps, "stepS": step_s})
@@ -193,6 +217,7 @@ class Steps:
         """Stop to count in a forked child, which shares the connection of its parent."""
         self._pid = 0
         self._close()
+        self._lock = threading.RLock()  # another thread of the parent may have held it
 
 
 steps = Steps()

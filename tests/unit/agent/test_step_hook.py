@@ -111,7 +111,30 @@ def test_optimizer_that_is_kept_but_used_no_more_loses_its_place(hook: Hook) -> 
     first, second = Optimizer(), Optimizer()
     hook.step(first, 5)
     hook.step(second, 150)
-    assert hook.count == 5 + 51
+    assert hook.count == 155
+
+
+def test_each_of_five_optimizers_that_are_kept_counts_for_its_epoch(hook: Hook) -> None:
+    kept = [Optimizer() for _ in range(5)]
+    for optimizer in kept:
+        hook.step(optimizer, 50)
+    assert hook.count == 250
+
+
+def test_generator_that_makes_the_first_step_counts_beside_its_critic(hook: Hook) -> None:
+    generator, critic = Optimizer(), Optimizer()
+    for _ in range(20):
+        hook.step(generator)
+        hook.step(critic, 5)
+    assert hook.count == 20
+
+
+def test_optimizer_of_each_parameter_counts_once_for_each_iteration(hook: Hook) -> None:
+    optimizers = [Optimizer() for _ in range(150)]
+    for _ in range(20):
+        for optimizer in optimizers:
+            hook.step(optimizer)
+    assert hook.count == 20
 
 
 def test_report_comes_with_the_first_step_and_then_once_a_second(hook: Hook, agent: Agent) -> None:
@@ -150,6 +173,60 @@ def test_process_holds_after_its_step_until_it_may_go_on(hook: Hook, agent: Agen
     assert passed.is_set()
     hook.step(optimizer, 5)
     assert hook.count == 7, "it did not go on"
+
+
+def test_process_holds_after_a_step_of_any_optimizer(hook: Hook, agent: Agent) -> None:
+    leader, other = Optimizer(), Optimizer()
+    hook.step(leader)
+    agent.receive()
+    agent.say("hold")
+    thread = threading.Thread(target=hook.step, args=(other,))
+    thread.start()
+    assert agent.receive() == [{"type": "held", "localRank": 1, "incarnation": 7}]
+    agent.say("go")
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_both_of_two_threads_hold_and_go_on(hook: Hook, agent: Agent) -> None:
+    optimizers = [Optimizer(), Optimizer()]
+    hook.step(optimizers[0])
+    agent.receive()
+    agent.say("hold")
+    threads = [threading.Thread(target=hook.step, args=(optimizer, 3)) for optimizer in optimizers]
+    threads[0].start()
+    assert agent.receive()[-1]["type"] == "held"
+    threads[1].start()
+    threads[1].join(0.2)
+    assert all(thread.is_alive() for thread in threads)
+    agent.say("go")
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_handler_of_the_script_may_make_a_step_while_it_holds(hook: Hook, agent: Agent) -> None:
+    optimizer = Optimizer()
+    hook.step(optimizer)
+    agent.receive()
+    agent.say("hold")
+
+    def signals() -> None:
+        agent.receive()
+        until(hook.steps._agent.getblocking, "it waits")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: hook.count == 3, "the handler's step")
+        agent.say("go")
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: hook.step(optimizer))
+    thread = threading.Thread(target=signals)
+    thread.start()
+    try:
+        hook.step(optimizer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        thread.join(5)
+    assert hook.count == 3
 
 
 def test_process_goes_on_when_the_connection_ends(hook: Hook, agent: Agent) -> None:
