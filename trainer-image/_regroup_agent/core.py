@@ -149,7 +149,7 @@ class Core:
 
     def _dispatch(self, event: ev.Event, now_s: float) -> None:
         worker = self._worker
-        if isinstance(event, (ev.FromTrainer, ev.Told, ev.Spawned, ev.Detached, ev.Exited, ev.Probed)):
+        if isinstance(event, (ev.FromTrainer, ev.Told, ev.Spawned, ev.Detached, ev.Unhooked, ev.Exited, ev.Probed)):
             if worker.expects(event.local_rank, event.incarnation):
                 self._of_process(event, now_s)
         elif isinstance(event, ev.Commanded):
@@ -200,7 +200,9 @@ class Core:
             )
 
     def _of_process(
-        self, event: ev.FromTrainer | ev.Told | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float
+        self,
+        event: ev.FromTrainer | ev.Told | ev.Spawned | ev.Detached | ev.Unhooked | ev.Exited | ev.Probed,
+        now_s: float,
     ) -> None:
         process = self._worker.processes[event.local_rank]
         if isinstance(event, ev.Probed):
@@ -223,6 +225,12 @@ class Core:
         elif isinstance(event, ev.Spawned):
             process.spawned = True
             self._script.spawned(now_s)
+        elif isinstance(event, ev.Unhooked):
+            process.step_s, process.asked, process.held = (
+                None,
+                False,
+                False,
+            )  # it goes on, and is asked when it comes back
         elif isinstance(event, ev.Detached):
             self._worker.say_last_progress(now_s)
             process.attached, process.inside, process.state = False, 0, None

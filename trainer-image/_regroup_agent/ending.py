@@ -35,7 +35,9 @@ DRAINED_CODE = 128 + signal.SIGTERM
 
 
 SCRIPT_SHARE = 0.6
-"""The largest part of the grace that is left for the planned end of a script."""
+"""The largest part of the grace that is left for the planned end of a script, and for what it does after SIGTERM."""
+SCRIPT_TERM_S = 3.0
+"""A script in a pod that is deleted has so long from SIGTERM to SIGKILL, or a fifth of a short margin."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ def after_sigterm(
         return Ending(DRAINED_CODE, term_at_s, term_at_s + AFTER_TERM_S, draining=bool(script_s), leave_at_s=leave_at_s)
     margin_s = max(min(DRAIN_MARGIN_S, 0.4 * grace_s), SAVING_SHARE * grace_s if saves else 0.0, script_s)
     end_s = now_s + grace_s - margin_s
-    return Ending(DRAINED_CODE, end_s + margin_s * 0.75, end_s + margin_s * 0.8, draining=True, leave_at_s=end_s)
+    term_s, kill_s = margin_s * 0.75, margin_s * 0.8
+    if script_s:
+        term_s, kill_s = margin_s - min(SCRIPT_TERM_S, 0.2 * margin_s), margin_s
+    return Ending(DRAINED_CODE, end_s + term_s, end_s + kill_s, draining=True, leave_at_s=end_s)
 
 
 def restart_delay_s(crashes: int) -> float:

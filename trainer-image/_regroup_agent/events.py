@@ -78,6 +78,14 @@ class Detached:
 
 
 @dataclass(frozen=True)
+class Unhooked:
+    """The connection of the hook in a script's process is closed. It comes back if the process goes on to make steps."""
+
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Spawned:
     local_rank: int
     incarnation: int
@@ -184,6 +192,7 @@ Event = Union[
     Told,
     PatternGivenUp,
     Detached,
+    Unhooked,
     Spawned,
     Held,
     Exited,

@@ -24,6 +24,8 @@ class Connection:
     def __init__(self, server: LocalServer, sock: socket.socket) -> None:
         self._server, self.sock = server, sock
         self.local_rank = self.incarnation = -1
+        self.hook_of: tuple[int, int] | None = None
+        """Local rank and incarnation of the unmodified script whose hook has this connection."""
         self._received = b""
         self._unsent = b""
         self._loop = asyncio.get_running_loop()
@@ -89,6 +91,7 @@ class LocalServer:
     - `expects(local_rank, incarnation)` returns whether this process runs; others are turned away.
     - `on_message(local_rank, incarnation, message)` is called for each message.
     - `on_closed(local_rank, incarnation)` is called when an attached connection has closed.
+    - `on_unhooked(local_rank, incarnation)` is called when the connection of the hook in a script has closed.
     - `take_store(generation)` returns the socket to hand over, or None.
     """
 
@@ -99,11 +102,13 @@ class LocalServer:
         expects: Callable[[int, int], bool],
         on_message: Callable[[int, int, Any], None],
         on_closed: Callable[[int, int], None],
+        on_unhooked: Callable[[int, int], None],
         take_store: Callable[[int], socket.socket | None],
         log: Callable[[str], None],
     ) -> None:
         self.path = path
-        self._expects, self._on_message, self._on_closed = expects, on_message, on_closed
+        self._expects, self._on_message = expects, on_message
+        self._on_closed, self._on_unhooked = on_closed, on_unhooked
         self._take_store, self.log = take_store, log
         self._by_rank: dict[int, Connection] = {}
         self._hooks: dict[int, Connection] = {}
@@ -144,6 +149,7 @@ class LocalServer:
         elif isinstance(message, (local.Observed, local.CannotRun, local.Stepped, local.Held)):
             is_expected = self._expects(message.local_rank, message.incarnation)
             if is_expected and isinstance(message, (local.Stepped, local.Held)):
+                connection.hook_of = (message.local_rank, message.incarnation)
                 self._hooks[message.local_rank] = connection
             if is_expected:
                 self._on_message(message.local_rank, message.incarnation, message)
@@ -160,8 +166,9 @@ class LocalServer:
         if connection.attached and self._by_rank.get(connection.local_rank) is connection:
             del self._by_rank[connection.local_rank]
             self._on_closed(connection.local_rank, connection.incarnation)
-        for local_rank in [rank for rank, hook in self._hooks.items() if hook is connection]:
-            del self._hooks[local_rank]
+        if connection.hook_of is not None and self._hooks.get(connection.hook_of[0]) is connection:
+            del self._hooks[connection.hook_of[0]]
+            self._on_unhooked(*connection.hook_of)
 
     def _attach(self, connection: Connection, message: local.Attach) -> None:
         if not self._expects(message.local_rank, message.incarnation):

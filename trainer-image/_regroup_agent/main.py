@@ -199,6 +199,7 @@ class Agent:
             expects=self._core.expects,
             on_message=self._from_trainer,
             on_closed=lambda rank, incarnation: self._feed(ev.Detached(rank, incarnation)),
+            on_unhooked=lambda rank, incarnation: self._feed(ev.Unhooked(rank, incarnation)),
             take_store=self._take_store,
             log=log,
         )

@@ -177,6 +177,19 @@ def test_process_that_makes_its_first_step_meanwhile_is_asked_to_hold() -> None:
     assert GAP_S <= ended_after(held(drive, 0)) <= GAP_S + 0.2
 
 
+@pytest.mark.parametrize("said_held", [False, True])
+def test_hook_that_loses_its_connection_is_asked_again(said_held: bool) -> None:
+    drive = planned(runs(2))
+    if said_held:
+        held(drive, 0)
+    drive.look = file(0)
+    drive.feed(ev.Unhooked(0, drive.incarnations[0]))
+    held(drive, 1).look = NOTHING
+    assert not signals(drive.wait(GAP_S - 0.5)), "it goes on, and may save"
+    assert stepped(drive, 0).told(local.Hold) == [(0, local.Hold())]
+    assert ended_after(held(drive, 0)) <= 1.0
+
+
 def test_file_that_is_waited_for_is_named_in_the_log_once() -> None:
     drive = held(planned(runs()), 0)
     drive.look = lambda now_s: file(int(now_s * 1e6))
@@ -264,8 +277,16 @@ def test_deleted_pod_leaves_a_part_of_its_grace_to_the_save() -> None:
     assert drive.wait(9.9).told(local.Hold) == []
     assert drive.wait(0.1).told(local.Hold) == [(0, local.Hold())]
     drive.look = lambda now_s: file(int(now_s * 1e6))
-    assert ended_after(held(drive, 0)) == pytest.approx(11.25, abs=0.2)
-    assert signals(drive.wait(0.76)) == [(0, KILL)]
+    assert ended_after(held(drive, 0)) == pytest.approx(12, abs=0.2)
+    assert signals(drive.wait(2.7)) == []
+    assert signals(drive.wait(0.31)) == [(0, KILL)]
+
+
+def test_script_in_a_deleted_pod_that_wants_to_be_told_gets_the_same_time() -> None:
+    drive = runs(terms=TOLD, grace_s=25.0).feed(ev.Terminated()).wait(10)
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGUSR1, alone=True)]
+    assert ended_after(drive) == pytest.approx(12, abs=0.2)
+    assert signals(drive.wait(3.01)) == [(0, KILL)]
 
 
 def test_deleted_pod_that_the_next_generation_leaves_out_ends_with_the_others() -> None:
