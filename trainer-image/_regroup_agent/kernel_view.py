@@ -6,17 +6,23 @@ readable for processes of the same user on most kernels; otherwise it says 0.
 
 from __future__ import annotations
 
+import platform
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from regroup.protocol.wire import ProcessStack
 
-from .writers import Look, may_be_saved
+from .writers import Look, may_be_saved, may_hold_state
 
 MAX_THREADS = 64
 MAX_CALLS = 8
 _CALL = re.compile(r'\s*File "(.*)", line (\d+) in (.+)')
+WRITES = {
+    "x86_64": {1, 18, 20, 74, 75, 296},
+    "aarch64": {64, 66, 68, 70, 82, 83},
+}.get(platform.machine(), set())
+"""Numbers of the system calls write, pwrite64, writev, pwritev, fsync and fdatasync, whose first argument is the descriptor."""
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -57,7 +63,7 @@ def look_at_files(pids: Iterable[int]) -> Look:
         files.update({(pid, *key): position for key, position in open_files.items()})
         written = re.search(r"^write_bytes: (\d+)$", _text(Path(f"/proc/{pid}/io")), re.MULTILINE)
         written_bytes[pid] = int(written[1]) if written else 0
-        waits = waits or (bool(open_files) and _waits_for_disk(Path(f"/proc/{pid}/task")))
+        waits = waits or (bool(open_files) and _writes(Path(f"/proc/{pid}/task"), {fd for fd, _ in open_files}))
     return Look(files, written_bytes, waits)
 
 
@@ -68,21 +74,36 @@ def _open_files(process: Path) -> Iterator[tuple[tuple[int, str], int]]:
     except OSError:
         return
     for descriptor in descriptors:
-        info = dict(line.split(":", 1) for line in _text(process / "fdinfo" / descriptor.name).splitlines()[:2])
         try:
-            fd, flags, position = int(descriptor.name), int(info["flags"], 8), int(info["pos"])
             path = str(descriptor.readlink())
+            if not may_hold_state(path):
+                continue  # most are sockets, pipes and devices
+            info = dict(line.split(":", 1) for line in _text(process / "fdinfo" / descriptor.name).splitlines()[:2])
+            fd, flags, position = int(descriptor.name), int(info["flags"], 8), int(info["pos"])
         except (OSError, KeyError, ValueError):
             continue  # it was closed meanwhile
         if may_be_saved(fd, flags, path):
             yield (fd, path), position
 
 
-def _waits_for_disk(tasks: Path) -> bool:
+def _writes(tasks: Path, descriptors: Collection[int]) -> bool:
+    """Return whether a thread waits for a disk, or is in a call that writes one of these descriptors.
+
+    A file system in user space may take long for one call, in which no position moves. Its callers do not wait in state D.
+    """
     try:
-        return any(_state(task / "status") == "D" for task in tasks.iterdir())
+        return any(_state(task / "status") == "D" or _written(task) in descriptors for task in tasks.iterdir())
     except OSError:
         return False
+
+
+def _written(task: Path) -> int | None:
+    """Return the descriptor that a thread writes in its present system call; None: it writes none, or may not be asked."""
+    call = _text(task / "syscall").split()
+    try:
+        return int(call[1], 16) if len(call) > 1 and int(call[0]) in WRITES else None
+    except ValueError:
+        return None
 
 
 def calls_in(stderr: str) -> str:

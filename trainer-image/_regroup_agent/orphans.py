@@ -9,7 +9,7 @@ trainer's REGROUP_GROUP_PLACE. A fork without an exec shows the zygote's environ
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from regroup.protocol import env
@@ -30,6 +30,36 @@ def left_behind(place: str, name: str, known: Collection[int]) -> list[int]:
         if _is_of(pid, place, name):
             found.append(pid)
     return found
+
+
+def families(trainers: Mapping[int, tuple[str, str]], known: Collection[int]) -> list[int]:
+    """Return the pids of running trainers, of their descendants, and of what they have left in sessions of their own.
+
+    - `trainers`: place and name of each trainer as `left_behind` takes them, by pid
+    - `known`: children of the agent that are no orphans
+
+    /proc is read once. To list the children of one process, the kernel must be asked for each of its threads.
+    """
+    by_parent: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (process / "stat").read_text(errors="replace")
+        except OSError:
+            continue  # it has ended meanwhile
+        by_parent.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(process.name))
+    found = dict.fromkeys(trainers)
+    pending = list(trainers)
+    while pending:
+        below = by_parent.get(pending.pop(), [])
+        found.update(dict.fromkeys(below))
+        pending += below
+    pending = [pid for pid in by_parent.get(os.getpid(), []) if pid not in known and pid not in found]
+    while pending:
+        pid = pending.pop()
+        pending += by_parent.get(pid, [])
+        if any(_is_of(pid, place, name) for place, name in trainers.values()):
+            found[pid] = None
+    return list(found)
 
 
 def descendants(pid: int) -> list[int]:

@@ -26,7 +26,7 @@ from .launch.command import SHELLS, LaunchError, python_command
 from .launch.environment import hooked_env
 from .launch.program import Program
 from .lines import Lines
-from .orphans import children, descendants, left_behind
+from .orphans import children, families, left_behind
 from .posix import die_with_parent
 from .progress_lines import ProgressPattern, ProgressReader
 from .zygote import Zygote, run_of
@@ -151,15 +151,12 @@ class Trainers:
         trainer = self._by_rank.get(local_rank)
         return trainer.pid if trainer is not None and trainer.incarnation == incarnation and trainer.pid else None
 
-    def family(self) -> list[int]:
-        """Return the pids of all running processes and of their helpers."""
-        found: dict[int, None] = {}
+    def families(self) -> Callable[[], list[int]]:
+        """Return a function that finds the pids of all running processes and of their helpers, in any thread."""
         zygote = self._zygote.pid if self._zygote is not None else None
         known = {*self._by_pid, *self._popens, *(() if zygote is None else (zygote,))}
-        for pid, trainer in self._by_pid.items():
-            helpers = left_behind(trainer.place, f"trainer-{trainer.local_rank}", known)
-            found.update(dict.fromkeys([pid, *descendants(pid), *helpers]))
-        return list(found)
+        running = {pid: (trainer.place, f"trainer-{trainer.local_rank}") for pid, trainer in self._by_pid.items()}
+        return lambda: families(running, known)
 
     def tail(self, local_rank: int) -> str:
         """Return the end of a process's stderr."""

@@ -22,6 +22,11 @@ NO_CHECKPOINTS = ("/dev/", "/proc/", "/sys/", "/memfd:")
 """Beginnings of the paths of devices, of the kernel's own files and of shared memory."""
 
 
+def may_hold_state(path: str) -> bool:
+    """Return whether a path, as /proc shows it, is that of a file that may be a checkpoint."""
+    return path.startswith("/") and not path.startswith(NO_CHECKPOINTS) and not path.endswith(" (deleted)")
+
+
 def may_be_saved(fd: int, flags: int, path: str) -> bool:
     """Return whether an open file may be one that is being saved.
 
@@ -31,7 +36,7 @@ def may_be_saved(fd: int, flags: int, path: str) -> bool:
     """
     if fd <= 2 or flags & os.O_ACCMODE == os.O_RDONLY or flags & os.O_APPEND:
         return False
-    return path.startswith("/") and not path.startswith(NO_CHECKPOINTS) and not path.endswith(" (deleted)")
+    return may_hold_state(path)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Look:
     written_bytes: Mapping[int, int] = field(default_factory=dict)
     """Bytes that each process has written to disks since it was started, by pid."""
     waits: bool = False
-    """A thread of a process that has such a file open waits for a disk."""
+    """A thread of a process that has such a file open waits for a disk, or is in a call that writes such a file."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from _regroup_agent.kernel_view import look_at_files
-from _regroup_agent.orphans import descendants
+from _regroup_agent.orphans import descendants, families
 from harness.polling import until
 
 SCRIPT = """
@@ -72,3 +72,39 @@ def test_bytes_that_were_written_to_a_disk_are_counted(tmp_path: Path) -> None:
         assert look_at_files([process.pid]).written_bytes[process.pid] >= 1 << 20
         assert process.stdin is not None
         process.stdin.close()
+
+
+def test_one_long_write_of_a_file_system_in_user_space_is_seen(tmp_path: Path) -> None:
+    """A full pipe with a name stands for it: the position does not move, and the thread does not wait for a disk."""
+    os.mkfifo(tmp_path / "saved")
+    text = "import os, sys; fd = os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); os.write(fd, bytes(1 << 20))"
+    with subprocess.Popen([sys.executable, "-c", text, str(tmp_path / "saved")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        if not Path(f"/proc/{process.pid}/syscall").exists():
+            pytest.skip("this kernel does not tell the calls of a process")
+        until(lambda: look_at_files([process.pid]).waits, "the thread is in the call")
+        process.kill()
+
+
+def test_descriptors_without_a_path_are_not_read_further(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: (asked.append(str(path)), read(path, **how))[1])
+    pipe = os.pipe()
+    with (tmp_path / "saved").open("wb") as saved:
+        look_at_files([os.getpid()])
+        assert f"/proc/{os.getpid()}/fdinfo/{saved.fileno()}" in asked
+    assert not any(one.endswith(f"/fdinfo/{fd}") for fd in pipe for one in asked)
+    for fd in pipe:
+        os.close(fd)
+
+
+def test_families_are_the_trainers_and_all_below_them(process: subprocess.Popen[bytes]) -> None:
+    (child,) = descendants(process.pid)
+    assert sorted(families({process.pid: ("place", "trainer-0")}, {process.pid})) == sorted([process.pid, child])
+    name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    assert {process.pid, child} <= set(families({2**22 + 1: ("place", name)}, set())), (
+        "a trainer that has ended left them"
+    )
+    assert process.pid not in families({2**22 + 1: ("place", "trainer-0")}, set())
