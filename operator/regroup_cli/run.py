@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from _regroup_agent.build import build as build_agent
 from _regroup_agent.launch.command import python_command, uses_library
+from _regroup_agent.launch.program import guess
 from regroup import torch_versions
 from regroup.protocol import launchers
 from regroup_cli import gpus
@@ -188,15 +189,28 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
     if Path(args.script).suffix in _CONFIGURATIONS:
         _check_configuration([args.script, *args.args], _most_processes(args))
         return [sys.executable, "-m", "regroup.train", args.script, *args.args]
+    command = [args.script, *args.args]
     found = shutil.which(args.script) or shutil.which(args.script, path=str(Path(sys.executable).parent))
-    if (
-        found is None and launchers.recognise([args.script, *args.args]) is None
-    ):  # Regroup needs no mpirun to translate one
+    if found is None and launchers.recognise(command) is None:  # Regroup needs no mpirun to translate one
         raise SpecError(
             f"SCRIPT ({args.script}) is neither a file that ends in .py or .yaml nor a command that can be started. Give one of "
             "them, or -m MODULE."
         )
+    _check_program(command)
     return [args.script if found is None or shutil.which(args.script) else found, *args.args]
+
+
+def _check_program(command: list[str]) -> None:
+    """Raise SpecError if the Python script is missing that a command runs, by a launcher or itself. No later try would find it."""
+    try:
+        found = launchers.read(command, os.environ)
+    except launchers.LauncherError as error:
+        raise SpecError(str(error)) from None
+    python = python_command(command if found is None else guess(found, sys.executable))
+    if python is not None and python.script is not None and not _is_file(str(python.script)):
+        raise SpecError(
+            f"The script in the command ({python.script}) is not a file. Give the path of a Python script, or -m MODULE."
+        )
 
 
 def _is_file(path: str) -> bool:

@@ -165,6 +165,28 @@ def test_script_that_cannot_be_started_is_refused_before_anything_runs(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "--nproc-per-node", "2", "{}/none.py"],
+        ["env", "A=b", "mpirun", "-np", "2", "python", "{}/none.py"],
+        ["deepspeed", "{}/none.py", "--deepspeed"],
+        ["python", "-u", "{}/none.py"],
+        ["sh", "-c", "cd {} && exec python none.py"],
+    ],
+    ids=["torchrun", "mpirun", "deepspeed", "python", "a shell"],
+)
+def test_script_in_a_command_that_is_missing_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"])
+    words = [word.format(tmp_path) for word in command]
+    assert main(["run", "--state-dir", str(tmp_path / "run"), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"regroup: The script in the command ({tmp_path}/none.py) is not a file.")
+    (tmp_path / "none.py").touch()
+    assert job_object(parser().parse_args(["run", *words]))["spec"]["template"]
+
+
 def test_state_directory_that_cannot_be_written_to_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
