@@ -1,7 +1,8 @@
 """Decides from looks at the open files of a worker's processes whether they are saving. Pure; `kernel_view` makes the looks.
 
 A file that is open for writing may be a checkpoint, or a log that stays open for the whole run. A look shows no more of it than
-its position. So a file counts as written while its position moves, and for IDLE_S after that. The kernel also counts the bytes
+its position. So a file counts as written while its position moves, and for IDLE_S after that. A file that was open before and
+grows slowly all the time is a log that says much. The kernel also counts the bytes
 that each process writes to disks. This count shows a small file that was opened and closed between two looks.
 """
 
@@ -15,6 +16,8 @@ IDLE_S = 2.0
 """A file whose position has not moved for so long is none that a save writes at the moment."""
 MOVED_BYTES = 4096
 """A position that has moved by less in IDLE_S is that of a log."""
+LOG_S, LOG_BYTES_PER_S = 5.0, 32 << 10
+"""A file that is open at the first look and has not grown faster than this since, for so long, is a log. No disk is so slow."""
 SAVED_BYTES = 64 << 10
 """Processes that have written less than this to disks, since they were started, have saved nothing that could be broken."""
 
@@ -60,11 +63,19 @@ class _Seen:
     since_s: float
     moved_s: float
     """Time of the last move. A file that is seen for the first time has just moved."""
+    first: tuple[int, float] | None
+    """Position and time at the first look of all; None: the file was opened later."""
 
     def next(self, position: int, now_s: float) -> _Seen:
         if position < self.position or position - self.position >= MOVED_BYTES:
-            return _Seen(position, now_s, now_s)
-        return self if now_s - self.since_s < IDLE_S else _Seen(position, now_s, self.moved_s)
+            return _Seen(position, now_s, now_s, self.first)
+        return self if now_s - self.since_s < IDLE_S else _Seen(position, now_s, self.moved_s, self.first)
+
+    def is_log(self, position: int, now_s: float) -> bool:
+        """Return whether the file has only ever grown slowly."""
+        if self.first is None or now_s - self.first[1] < LOG_S:
+            return False
+        return 0 <= position - self.first[0] <= LOG_BYTES_PER_S * (now_s - self.first[1])
 
 
 class Writers:
@@ -72,6 +83,7 @@ class Writers:
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int, str], _Seen] = {}
+        self._positions: Mapping[tuple[int, int, str], int] = {}
         self._written_bytes: Mapping[int, int] | None = None
         self.wrote_s: float | None = None
         """Time of the last look that showed progress of a write; None: no look has."""
@@ -101,12 +113,18 @@ class Writers:
         """Take in a look. Files that are not open any more are forgotten."""
         before, is_first = self._open, not self.looked
         self._open, self._is_active = {}, False
+        logged_bytes = 0
         for key, position in look.files.items():
             seen = before.get(key)
-            new = _Seen(position, now_s, now_s) if seen is None else seen.next(position, now_s)
+            first = (position, now_s) if is_first else None
+            new = _Seen(position, now_s, now_s, first) if seen is None else seen.next(position, now_s)
+            self._open[key] = new
+            if new.is_log(position, now_s):
+                # The kernel counts whole pages.
+                logged_bytes += position - self._positions.get(key, position) + MOVED_BYTES
+                continue
             if new.moved_s == now_s and not is_first:
                 self.wrote_s, self.newest = now_s, key[2]
-            self._open[key] = new
             self._is_active |= now_s - new.moved_s < IDLE_S
         for key in before:
             if key not in look.files:  # it was written until it was closed
@@ -114,6 +132,7 @@ class Writers:
         if look.files and look.waits:
             self._is_active, self.wrote_s = True, now_s
         earlier = look.written_bytes if self._written_bytes is None else self._written_bytes
-        if sum(written - earlier.get(pid, 0) for pid, written in look.written_bytes.items()) >= 2 * MOVED_BYTES:
+        grown_bytes = sum(written - earlier.get(pid, 0) for pid, written in look.written_bytes.items())
+        if grown_bytes - logged_bytes >= 2 * MOVED_BYTES:
             self.wrote_s = now_s
-        self._written_bytes = look.written_bytes
+        self._written_bytes, self._positions = look.written_bytes, look.files

@@ -375,6 +375,22 @@ def test_log_that_grows_slowly_is_not_being_saved() -> None:
     assert writers.wrote_s is None
 
 
+@pytest.mark.parametrize(
+    ("looks", "wants_s"),
+    [
+        pytest.param(lambda t: file(int(t * 6000)), 7.0, id="6 KB/s"),
+        pytest.param(lambda t: Look(file(int(t * 3e4)).files, {1: EARLIER + int(t * 3e4) // 4096 * 4096}), 7.0, id="30 KB/s"),
+        pytest.param(lambda t: file(int(t * 1e5)) if t < 25 else NOTHING, 25 + GAP_S, id="100 KB/s are a save"),
+        pytest.param(lambda t: file(int(max(6e3 * t, 1e6 * (t - 6)))) if t < 25 else NOTHING, 25 + GAP_S, id="slow, then fast"),
+    ],
+)  # fmt: skip
+def test_log_that_says_much_is_no_save(looks: Callable[[float], Look], wants_s: float) -> None:
+    drive = runs()
+    began_s = drive.now_s
+    drive.look = lambda now_s: looks(now_s - began_s)
+    assert wants_s <= ended_after(held(planned(drive), 0)) <= wants_s + 0.35
+
+
 def test_child_that_writes_shows_beside_one_that_has_ended() -> None:
     writers = Writers()
     writers.take(Look({}, {1: EARLIER, 2: 10**9}), 0.0)
