@@ -90,7 +90,12 @@ def test_one_long_write_of_a_file_system_in_user_space_is_seen(tmp_path: Path) -
 def test_descriptors_without_a_path_are_not_read_further(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
     read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, **how: (asked.append(str(path)), read(path, **how))[1])
+
+    def noted(path: Path, **how: str) -> str:
+        asked.append(str(path))
+        return read(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", noted)
     pipe = os.pipe()
     with (tmp_path / "saved").open("wb") as saved:
         look_at_files([os.getpid()])
