@@ -9,6 +9,8 @@ The text imports neither torch nor anything of ours: an import hook waits for to
 Failures here are silent. The agent then calls the process unobserved, and the user's script runs on.
 """
 
+import atexit
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -106,6 +108,13 @@ class Steps:
     def begin(self) -> None:
         """Count in this process. Called once its environment is that of a trainer."""
         self._pid = os.getpid()
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Tell the agent the last count, because the interpreter ends."""
+        if self._agent is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                self._say_count(time.monotonic())
 
     def stepped(self, optimizer: Any) -> None:
         """Take in a step of any optimizer."""
@@ -160,11 +169,8 @@ class Steps:
             agent.setblocking(False)
             self._agent = agent
             agent.connect(os.environ["REGROUP_SOCKET"])
-        counted = self._steps - self._said_steps
-        if counted and now_s - self._said_s >= STEPPED_EVERY_S:
-            step_s = (now_s - self._said_s) / counted if self._said_steps else 0.0
-            self._said_steps, self._said_s = self._steps, now_s
-            self._send({"type": "stepped", "steps": self._steps, "stepS": step_s})
+        if now_s - self._said_s >= STEPPED_EVERY_S:
+            self._say_count(now_s)
         try:
             asked = self._agent.recv(4096)
         except (BlockingIOError, InterruptedError):
@@ -175,6 +181,13 @@ class Steps:
         if is_asked:
             self._send({"type": "held"})
         return is_asked
+
+    def _say_count(self, now_s: float) -> None:
+        counted = self._steps - self._said_steps
+        if counted:
+            step_s = (now_s - self._said_s) / counted if self._said_steps else 0.0
+            self._said_steps, self._said_s = self._steps, now_s
+            self._send({"type": "stepped", "steps": self._steps, "stepS": step_s})
 
     def _hold(self) -> None:
         """Wait for the agent's word to go on, which comes after the agent has signalled this process.

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +147,26 @@ def test_report_comes_with_the_first_step_and_then_once_a_second(hook: Hook, age
     second, third = agent.receive()
     assert (second["steps"], third["steps"]) == (101, 201)
     assert second["stepS"] == third["stepS"] == pytest.approx(0.01)
+
+
+def test_last_count_is_told_at_the_end_of_the_interpreter(hook: Hook, agent: Agent) -> None:
+    optimizer = Optimizer()
+    hook.step(optimizer, 20)
+    assert [one["steps"] for one in agent.receive()] == [1]
+    hook.steps.end()
+    hook.steps.end()
+    assert [one["steps"] for one in agent.receive()] == [20]
+
+
+def test_process_tells_its_last_count_by_itself(agent: Agent) -> None:
+    text = (
+        "import sys; hook = {'__name__': 'hook'}; exec(sys.stdin.read(), hook); hook['steps'].begin(); one = type('O', (), {})()\n"
+        "for _ in range(20): hook['steps'].stepped(one)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE)
+    process.communicate(source_of("group_hook.py").encode(), 30)
+    assert process.returncode == 0
+    assert [one["steps"] for one in agent.receive()] == [1, 20]
 
 
 def test_slow_steps_are_each_reported(hook: Hook, agent: Agent) -> None:
