@@ -80,9 +80,9 @@ class Steps:
     """Counts the optimizer steps of this process, and holds the process after one of them when the agent asks for it.
 
     A script may have several optimizers, and a wrapper such as ZeRO is an optimizer around another one. So only the steps of
-    one optimizer count, the leader: the first that makes a step. The next stage of a script may have another one, whose steps count
-    from its first as soon as it is seen to have replaced the leader. A step that GradScaler skips is none, since torch does not
-    call the optimizer. One call of `step` counts once, however often LBFGS evaluates its closure.
+    one optimizer count, the leader: the first that makes a step. Another one that is seen to have replaced it becomes the leader.
+    Its steps count from its first. A step that GradScaler skips is none, since torch does not call the optimizer. One call of
+    `step` counts once, however often LBFGS evaluates its closure.
 
     The process holds after a step of any optimizer. If two threads make steps, the second one waits at its next step, too.
 
