@@ -81,7 +81,10 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 
 
 @pytest.fixture
-def hook(agent: Agent) -> Hook:  # noqa: ARG001  (the hook finds the agent by the environment)
+def hook(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Hook:  # noqa: ARG001  (found by the environment)
+    monkeypatch.delitem(
+        sys.modules, "regroup.job", raising=False
+    )  # another test's session; the hook counts only without one
     namespace: dict[str, Any] = {"__name__": "hook"}
     exec(source_of("group_hook.py"), namespace)
     return Hook(namespace)

@@ -11,7 +11,7 @@ import yaml
 from _regroup_agent.launch.command import is_library_module, python_command
 from regroup.train.config import load
 from regroup_cli.__main__ import parser
-from regroup_cli.run import trainer_command
+from regroup_cli.run import fill_counts, trainer_command
 from regroup_operator.api import SpecError, parse_job
 
 ROOT = Path(__file__).parents[3]
@@ -43,9 +43,15 @@ def test_image_for_gpus_has_the_compiler_that_compile_needs() -> None:
     assert {"gcc", "libc6-dev"} <= set(run.split())
 
 
+def _command(words: list[str]) -> list[str]:
+    args = parser().parse_args(words)
+    fill_counts(args, {})
+    return trainer_command(args)
+
+
 def test_regroup_run_of_a_configuration_runs_the_loop() -> None:
     sample = str(ROOT / "manifests/samples/train/digits.yaml")
-    command = trainer_command(parser().parse_args(["run", "--workers", "2", sample, "--set", "steps=5"]))
+    command = _command(["run", "--workers", "2", sample, "--set", "steps=5"])
     assert command[1:] == ["-m", "regroup.train", sample, "--set", "steps=5"]
 
 
@@ -56,12 +62,12 @@ def test_regroup_run_of_a_configuration_runs_the_loop() -> None:
 def test_processes_that_compute_the_same_samples_need_one_microbatch(sample: str, workers: int) -> None:
     path = str(ROOT / f"manifests/samples/train/{sample}.yaml")
     args = ["run", "--workers", str(workers), path]
-    assert trainer_command(parser().parse_args(args))[3] == path
+    assert _command(args)[3] == path
     if sample == "batch-per-rank":
         return
     args[2] = str(workers + 2)
     with pytest.raises(SpecError, match=rf"each for 2 processes together, is less than .* \({workers + 2}\)\. Raise"):
-        trainer_command(parser().parse_args(args))
+        _command(args)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +80,8 @@ def test_processes_that_compute_the_same_samples_need_one_microbatch(sample: str
 )
 def test_more_processes_than_microbatches_are_refused_before_any_starts(options: list[str], most: int) -> None:
     sample = str(ROOT / "manifests/samples/train/digits.yaml")
-    args = parser().parse_args(["run", *options, sample, "--set", "microbatch=40"])
     with pytest.raises(SpecError) as caught:
-        trainer_command(args)
+        _command(["run", *options, sample, "--set", "microbatch=40"])
     assert str(caught.value) == (
         "global_batch / microbatch (80 / 40 = 2) is less than the largest number of processes "
         f"({most}). Raise global_batch, or lower microbatch, --workers or --max."
