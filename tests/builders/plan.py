@@ -100,7 +100,7 @@ def make_session(
     slot: int = 0, phase: str = Phase.READY, generation: int = 0, attempt: int = 0, **changes: Any
 ) -> AgentSession:
     """Return the connected session of a worker's agent. Fields of the condition may be given by name, too."""
-    of_condition = ("incarnation", "heard", "entered", "adopted_to", "session", "step", "cause", "group")
+    of_condition = ("incarnation", "heard", "entered", "adopted_to", "session", "step", "cause", "group", "busy")
     given = {k: changes.pop(k) for k in of_condition if k in changes}
     if "adopted_to" in given:
         given["adopted"] = given.pop("adopted_to")

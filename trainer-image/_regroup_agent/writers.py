@@ -18,6 +18,9 @@ MOVED_BYTES = 4096
 """A position that has moved by less in IDLE_S is that of a log."""
 LOG_S, LOG_BYTES_PER_S = 5.0, 32 << 10
 """A file that is open at the first look and has not grown faster than this since, for so long, is a log. No disk is so slow."""
+SMALL_BYTES_PER_S = 256 << 10
+"""Processes that write less than this, for LOG_S, in files that no look shows at work write small ones all the time, such as the
+number of the step. No gap between such files is waited for."""
 SAVED_BYTES = 64 << 10
 """Processes that have written less than this to disks, since they were started, have saved nothing that could be broken."""
 
@@ -85,8 +88,14 @@ class Writers:
         self._open: dict[tuple[int, int, str], _Seen] = {}
         self._positions: Mapping[tuple[int, int, str], int] = {}
         self._written_bytes: Mapping[int, int] | None = None
-        self.wrote_s: float | None = None
-        """Time of the last look that showed progress of a write; None: no look has."""
+        self._began_s = 0.0
+        """Time of the first look."""
+        self._grown_bytes = 0
+        """Bytes that the processes have written to disks since then."""
+        self._file_s: float | None = None
+        """Time of the last look that showed a file at work; None: none has."""
+        self._small_s: float | None = None
+        """Time of the last look that showed a small file, or bytes in files that were opened and closed since the look before."""
         self.newest: str = ""
         """Path of the file that was seen to be written last."""
         self._is_active = True
@@ -102,6 +111,11 @@ class Writers:
         return self._is_active
 
     @property
+    def wrote_s(self) -> float | None:
+        """Time of the last look that showed progress of a write; None: no look has."""
+        return max((at_s for at_s in (self._file_s, self._small_s) if at_s is not None), default=None)
+
+    @property
     def has_saved(self) -> bool:
         """True if the processes have written so much that a save may consist of more than one file.
 
@@ -112,6 +126,7 @@ class Writers:
     def take(self, look: Look, now_s: float) -> None:
         """Take in a look. Files that are not open any more are forgotten."""
         before, is_first = self._open, not self.looked
+        self._began_s = now_s if is_first else self._began_s
         self._open, self._is_active = {}, False
         logged_bytes = 0
         for key, position in look.files.items():
@@ -124,15 +139,27 @@ class Writers:
                 logged_bytes += position - self._positions.get(key, position) + MOVED_BYTES
                 continue
             if new.moved_s == now_s and not is_first:
-                self.wrote_s, self.newest = now_s, key[2]
+                self._saw(key[2], position, now_s)
             self._is_active |= now_s - new.moved_s < IDLE_S
         for key in before:
             if key not in look.files:  # it was written until it was closed
-                self.wrote_s, self.newest = now_s, key[2]
+                self._saw(key[2], self._positions.get(key, 0), now_s)
         if look.files and look.waits:
-            self._is_active, self.wrote_s = True, now_s
+            self._is_active, self._file_s = True, now_s
         earlier = look.written_bytes if self._written_bytes is None else self._written_bytes
         grown_bytes = sum(written - earlier.get(pid, 0) for pid, written in look.written_bytes.items())
+        self._grown_bytes += max(0, grown_bytes)
         if grown_bytes - logged_bytes >= 2 * MOVED_BYTES:
-            self.wrote_s = now_s
+            self._small_s = now_s
+        took_s = now_s - self._began_s
+        if took_s >= LOG_S and self._grown_bytes <= SMALL_BYTES_PER_S * took_s:
+            self._small_s = None
         self._written_bytes, self._positions = look.written_bytes, look.files
+
+    def _saw(self, path: str, position: int, now_s: float) -> None:
+        """Note that a file was written, which is at this position or was closed there."""
+        self.newest = path
+        if position < MOVED_BYTES:
+            self._small_s = now_s
+        else:
+            self._file_s = now_s

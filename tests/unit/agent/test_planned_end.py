@@ -12,7 +12,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.ending import Terms
 from _regroup_agent.planned_end import ARRIVE_S, FROZEN_S, GAP_S
 from _regroup_agent.script import GRACE_S
-from _regroup_agent.writers import IDLE_S, SAVED_BYTES, Look, Writers, may_be_saved
+from _regroup_agent.writers import IDLE_S, LOG_S, SAVED_BYTES, Look, Writers, may_be_saved
 from regroup.protocol import local, wire
 from regroup.protocol.state import Busy, Phase
 from tests.unit.agent.drive import Drive
@@ -53,6 +53,13 @@ def planned(drive: Drive) -> Drive:
 
 def file(position: int, *, waits: bool = False) -> Look:
     return Look({(1, 5, "/ckpt/last.pt"): position}, {1: EARLIER}, waits)
+
+
+def steps_number(t: float) -> Look:
+    """Return a look at a process that replaces a small file with each of its twenty steps a second. Some looks see it open."""
+    number = round(t * 10)
+    files = {(1, 9, f"/ckpt/{number}.tmp"): 20} if number % 7 == 0 else {}
+    return Look(files, {1: EARLIER + int(t * 20) * 8192})
 
 
 def ended_after(drive: Drive, within_s: float = 100.0) -> float:
@@ -105,6 +112,10 @@ def test_processes_that_are_ended_and_fail_are_no_fault() -> None:
                      id="the disk stalls in the middle of a save"),
         pytest.param(lambda: held(planned(runs()), 0), lambda t: Look({}, {1: EARLIER + int(min(t, 5.0) * 1e6)}), 5 + GAP_S,
                      id="files are opened and closed between two looks"),
+        pytest.param(lambda: planned(runs(steps=False)), steps_number, LOG_S, id="it writes the number of each step to a file"),
+        pytest.param(lambda: planned(runs(steps=False)),
+                     lambda t: steps_number(t) if t < 4 else file(int(t * 1e6)) if t < 9 else NOTHING,
+                     9 + GAP_S, id="the same, then a save"),
         pytest.param(lambda: planned(runs()), lambda _: NOTHING, ARRIVE_S,
                      id="it waits in a collective for a process that holds"),
         pytest.param(lambda: planned(stepped(runs(), 0, step_s=4.0)), lambda _: NOTHING, 12.0,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.document import LineageEntry
-from regroup.protocol.state import Group, Phase
+from regroup.protocol.state import Busy, Group, Phase
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.report.conditions import Course, phase_of, training_conditions
@@ -63,6 +63,17 @@ FIRST = replace(CURRENT, lineage=(LineageEntry(NUMBER, 0),))
 PLANNED = replace(AGAIN, kind="planned")
 FORCED = Announce("forced", (ME,), "r", "m")
 BROKEN = make_worker(1, Standing.BROKEN)
+
+
+@pytest.mark.parametrize("group", [Group.FORMED, Group.UNOBSERVED, Group.WAITING])
+def test_processes_that_train_until_their_files_are_complete_count_in_a_planned_change(group: str) -> None:
+    """State would be Starting for as long as a script saves, although it makes steps."""
+    parting = (Busy(Busy.PARTING, max_s=75.0),)
+    old = member(0, group, generation=NUMBER - 1, busy=parting, busy_since_s=(90.0,))
+    joins = member(1, Group.WAITING, Phase.READY, 0)
+    assert script_group(replace(CURRENT, adopted=False), [old, joins], ran=True) == group
+    ends = member(0, group, generation=NUMBER - 1)
+    assert script_group(replace(CURRENT, adopted=False), [ends, joins], ran=True) == Group.WAITING
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,27 @@ from collections.abc import Iterable
 
 from regroup.protocol.state import Group
 from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.facts.allowances import partings
 
 
 def script_group(current: Current | None, workers: Iterable[Worker], *, ran: bool) -> str:
     """Return the Group value of a Script job: that of the member that is least far.
 
+    In a planned change the processes of the generation before train on until their files are complete (adr/0080). Their group
+    counts until they have ended.
+
     `ran`: the status says Running. It stands for members that have not called since the operator's start.
     """
     members = [w for w in workers if w.is_member]
-    if current is None or not current.adopted or not members:
+    if current is None or not members:
         return Group.WAITING
-    said = {_member_group(w, current, ran=ran) for w in members}
+    said = {
+        w.session.condition.group or Group.WAITING for w in members if w.session is not None and partings(w.session)
+    }
+    if not said and current.adopted:
+        said = {_member_group(w, current, ran=ran) for w in members}
+    if not said:
+        return Group.WAITING
     return next(group for group in (Group.WAITING, Group.UNOBSERVED, Group.FORMED) if group in said)
 
 
