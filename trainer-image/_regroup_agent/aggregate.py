@@ -172,8 +172,11 @@ def _parting(facts: Facts) -> tuple[Busy, ...]:
 
 
 def group(processes: Sequence[Process], facts: Facts) -> str:
-    """Return whether a script's processes have formed their process group, as far as their hooks have told."""
-    if facts.replacing or facts.cause is not None or not all(p.running or p.done for p in processes):
+    """Return whether a script's processes have formed their process group, as far as their hooks have told.
+
+    In a planned end they keep it: they train until their files are complete (planned_end.py).
+    """
+    if (facts.replacing and facts.parting is None) or facts.cause is not None or not all(p.running or p.done for p in processes):
         return Group.WAITING
     if all(p.done or p.observed == "formed" for p in processes):
         return Group.FORMED

@@ -14,7 +14,7 @@ from _regroup_agent.planned_end import ARRIVE_S, FROZEN_S, GAP_S
 from _regroup_agent.script import GRACE_S
 from _regroup_agent.writers import IDLE_S, LOG_S, SAVED_BYTES, Look, Writers, may_be_saved
 from regroup.protocol import local, wire
-from regroup.protocol.state import Busy, Phase
+from regroup.protocol.state import Busy, Group, Phase
 from tests.unit.agent.drive import Drive
 
 STOP, CONT, TERM, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM, signal.SIGKILL
@@ -226,6 +226,14 @@ def test_operator_is_told_how_long_the_end_may_take() -> None:
     assert (condition.phase, condition.busy) == (Phase.STARTING, (Busy(Busy.PARTING, max_s=75.0, age_s=2.0),))
     assert Busy.PARTING in [b.kind for b in ended_and_waits(drive).report.condition.busy], "SIGTERM does not end it"
     assert drive.exits(-15).report.condition.busy == ()
+
+
+def test_group_of_the_processes_counts_until_they_end() -> None:
+    """The operator calls the job Running for as long as its script trains."""
+    drive = runs()
+    planned(drive.says(local.Observed(0, drive.incarnations[0], "formed"))).wait(2.0)
+    assert drive.report.condition.group == Group.FORMED
+    assert drive.exits(-15).report.condition.group == Group.WAITING
 
 
 def ended_and_waits(drive: Drive) -> Drive:
