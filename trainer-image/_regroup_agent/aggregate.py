@@ -176,7 +176,11 @@ def group(processes: Sequence[Process], facts: Facts) -> str:
 
     In a planned end they keep it: they train until their files are complete (planned_end.py).
     """
-    if (facts.replacing and facts.parting is None) or facts.cause is not None or not all(p.running or p.done for p in processes):
+    if (
+        (facts.replacing and facts.parting is None)
+        or facts.cause is not None
+        or not all(p.running or p.done for p in processes)
+    ):
         return Group.WAITING
     if all(p.done or p.observed == "formed" for p in processes):
         return Group.FORMED
