@@ -108,7 +108,6 @@ class Steps:
     def begin(self) -> None:
         """Count in this process. Called once its environment is that of a trainer."""
         self._pid = os.getpid()
-        atexit.register(self.end)
 
     def end(self) -> None:
         """Tell the agent the last count, because the interpreter ends."""
@@ -165,6 +164,8 @@ class Steps:
             if now_s < self._connect_s:
                 return False
             self._connect_s = now_s + CONNECT_EVERY_S
+            atexit.unregister(self.end)  # of an earlier connection
+            atexit.register(self.end)
             agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             agent.setblocking(False)
             self._agent = agent
