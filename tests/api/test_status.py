@@ -57,7 +57,7 @@ FULL = JobStatus(
     incidents=[Incident(generation=7, at=AT, decision="forced", cause="ProcessExited", detect_ms=3.5, steps_redone=1)],
     agent_image="example/operator:1",
     conditions=set_condition([], TRAINING, "True", "Training", "3.", AT, 1),
-    summary=Summary(state="Running", ready="3/3", progress="43%", loss="0.250", eta="2m"),
+    summary=Summary(state="Running", ready="3/3", step="430", progress="43%", loss="0.250", eta="2m"),
 )
 
 
