@@ -42,7 +42,7 @@ from .posix import become_subreaper
 from .prober import Prober, QuietPort
 from .progress_lines import ProgressPattern
 from .progress_server import ProgressServer, reporting_env
-from .save_watcher import SaveWatcher
+from .save_watcher import SaveWatcher, watched_directory
 from .script_progress import Words
 from .script_settings import ScriptSettings, script_settings
 from .statefile import StateFile
@@ -139,9 +139,7 @@ class Agent:
             imports = dict(base) if self._launcher is None else program.zygote_env(self._launcher, base)
             self._zygote = Zygote(python, preload, imports, log, self._imported, settings.values)
         hook = write_group_hook(environ[env.STATE_DIR], log)
-        # Only growth waits for a checkpoint (spec.elasticPolicy.growAt), which may be asked for while the job runs.
-        watched = environ.get(env.CHECKPOINT_DIR) if environ.get(env.ELASTIC) else None
-        self._saves = SaveWatcher(watched or "", self._saved)
+        self._saves = SaveWatcher(watched_directory(environ), self._saved)
         self._memory = MemoryCgroup()
         self._trainers = Trainers(
             self._command,

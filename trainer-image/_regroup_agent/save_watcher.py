@@ -15,7 +15,9 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+
+from regroup.protocol import env
 
 from .saves import SETTLED_S, Files, Saves, is_ignored
 
@@ -33,6 +35,14 @@ MAX_WATCHED = 64
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x8, 0x80, 0x100
 _IN_IGNORED = 0x8000
 _EVENT = struct.Struct("iIII")
+
+
+def watched_directory(environ: Mapping[str, str]) -> str:
+    """Return the checkpoint directory that is watched; empty: none is.
+
+    Only growth waits for a checkpoint (spec.elasticPolicy.growAt), which may be asked for while the job runs.
+    """
+    return environ.get(env.CHECKPOINT_DIR, "") if environ.get(env.ELASTIC) else ""
 
 
 def list_files(directory: str) -> tuple[Files, list[str]]:

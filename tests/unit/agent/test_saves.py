@@ -11,9 +11,9 @@ import pytest
 
 from _regroup_agent import events as ev
 from _regroup_agent import save_watcher
-from _regroup_agent.save_watcher import SaveWatcher, list_files
+from _regroup_agent.save_watcher import SaveWatcher, list_files, watched_directory
 from _regroup_agent.saves import LONGEST_S, Files, Saves, is_ignored
-from regroup.protocol import wire
+from regroup.protocol import env, wire
 from tests.unit.agent.drive import Drive
 
 OLD, NEW = (1, 100), (2, 100)
@@ -177,3 +177,15 @@ def test_every_report_says_how_old_the_newest_checkpoint_is() -> None:
     assert not drive.wait(7.0).bodies(), "its age alone is no news"
     assert drive.report.saved_age_s == pytest.approx(7.1)
     assert drive.feed(ev.Saved()).wait(0.1).bodies(wire.Changed)
+
+
+@pytest.mark.parametrize(
+    ("environ", "want"),
+    [
+        pytest.param({env.CHECKPOINT_DIR: "/c", env.ELASTIC: "1"}, "/c", id="elastic"),
+        pytest.param({env.CHECKPOINT_DIR: "/c"}, "", id="a fixed size: nothing waits for a checkpoint"),
+        pytest.param({env.ELASTIC: "1"}, "", id="no checkpoint directory"),
+    ],
+)
+def test_directory_that_is_watched(environ: dict[str, str], want: str) -> None:
+    assert watched_directory(environ) == want
