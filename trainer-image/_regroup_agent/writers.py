@@ -19,8 +19,8 @@ MOVED_BYTES = 4096
 LOG_S, LOG_BYTES_PER_S = 5.0, 32 << 10
 """A file that is open at the first look and has not grown faster than this since, for so long, is a log. No disk is so slow."""
 SMALL_BYTES_PER_S = 256 << 10
-"""Processes that write less than this, for LOG_S, in files that no look shows at work write small ones all the time, such as the
-number of the step. No gap between such files is waited for."""
+"""Processes that write less than this, for LOG_S, in files that no look shows at work, are no save. They write small files all the
+time, such as the number of the step. No gap between such files is waited for."""
 SAVED_BYTES = 64 << 10
 """Processes that have written less than this to disks, since they were started, have saved nothing that could be broken."""
 
