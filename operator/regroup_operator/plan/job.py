@@ -30,7 +30,9 @@ def plan_job(inputs: Inputs) -> JobPlan:
     generation = plan_generation(facts, failures, lifecycle)
     pods = plan_pods(facts, failures, lifecycle, generation)
     report = make_report(Stages(facts, failures, lifecycle, generation, pods))
-    known = generation.kept.issued.document if facts.current is not None and facts.current.has_document else None
+    announced_before = (
+        generation.kept.issued.document if facts.current is not None and facts.current.has_document else None
+    )
     stop, finished = stop_word(lifecycle), finished_of(lifecycle)
     end = None
     if finished is not None and facts.tier != "Script":
@@ -38,7 +40,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
     briefing = Briefing(
         workers=generation.workers,
         tier=facts.tier,
-        document=generation.document or known,
+        document=generation.document or announced_before,
         released=frozenset(report.status.released),
         stop=stop,
         stalled=facts.asks,

@@ -65,7 +65,7 @@ def _slots(facts: Facts, failures: Failures, pods: PodChanges) -> dict[int, Slot
     rows, nodes, inputs = pods.rows, failures.seen.nodes, facts.inputs
     avoided = avoided_nodes(nodes, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
     with_pods = {pod.slot for pod in facts.inputs.obs.pods}
-    known = set(rows.early).union(rows.disrupted, rows.capacity.rows, nodes.last, nodes.bad)
+    slots = set(rows.early).union(rows.disrupted, rows.capacity.rows, nodes.last, nodes.bad)
     return {
         slot: SlotMemory(
             rows.early.get(slot),
@@ -74,7 +74,7 @@ def _slots(facts: Facts, failures: Failures, pods: PodChanges) -> dict[int, Slot
             nodes.last.get(slot),
             nodes.bad.get(slot),
         )
-        for slot in sorted(known)
+        for slot in sorted(slots)
         if slot < facts.known_slots or slot in with_pods or slot in avoided
     }
 

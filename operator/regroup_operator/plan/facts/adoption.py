@@ -68,8 +68,8 @@ def see_adoption(
 def _rolled_back(status: JobStatus, number: int, start: int, sessions: Iterable[AgentSession]) -> EventNote:
     """Say where a generation continues that found nobody with the newest state, and what is known to be lost."""
     told = [s.progress.step for s in sessions if s.progress is not None]
-    known = (status.progress.step or 0) if status.progress is not None else 0
-    newest = max([known, *told])
+    stored_step = (status.progress.step or 0) if status.progress is not None else 0
+    newest = max([stored_step, *told])
     what = f"Generation {number} continues from step {start}: no worker holds a newer state any more."
     reason = "Resumed" if start >= newest > 0 else "RolledBack"
     return EventNote("Warning", reason, f"{what} The last step reported was {newest}.")

@@ -29,7 +29,7 @@ def read_current(
         return None
     uids = {pod.id: pod.uid for pod in pods}
     document, announced_at_s = issued.document, issued.announced_at_s
-    known = document is not None and document.uid == membership.uid
+    has_document = document is not None and document.uid == membership.uid
     older = tuple(
         OlderGeneration(
             o.generation,
@@ -45,13 +45,13 @@ def read_current(
         kind=membership.kind,
         members=parse_members(membership.members),
         adopted=membership.adopted,
-        announced_at_s=announced_at_s if known and announced_at_s is not None else term_started_s,
+        announced_at_s=announced_at_s if has_document and announced_at_s is not None else term_started_s,
         older=older,
         lineage=tuple(LineageEntry(e.generation, e.start_step) for e in status.lineage),
-        has_document=known,
+        has_document=has_document,
         attempts=0 if membership.adopted else max(1, issued.attempts),
-        launches=known and issued.launches,
-        incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
+        launches=has_document and issued.launches,
+        incarnations={m.pod_uid: m.incarnation for m in document.members} if has_document and document else {},
         suspended=bool(membership.suspended),
     )
 
@@ -133,9 +133,9 @@ def decide_tier(status: JobStatus, sessions: Sequence[AgentSession], now_s: floa
         for s in sessions
         if s.connected and s.condition.generation == membership.generation
     ]
-    known = [at_s for at_s in due if at_s is not None]
-    everybody = bool(known) and len(known) >= len(parse_members(membership.members))
-    return "Script" if everybody and now_s >= max(known) else None
+    due_s = [at_s for at_s in due if at_s is not None]
+    everybody = bool(due_s) and len(due_s) >= len(parse_members(membership.members))
+    return "Script" if everybody and now_s >= max(due_s) else None
 
 
 def _gets_further(session: AgentSession) -> bool:

@@ -198,11 +198,11 @@ class Facts:
         may take as long as a step does.
         """
         sessions = self.inputs.obs.sessions.values()
-        known = [s.step_s for s in sessions if s.step_s is not None]
-        if not known:
+        durations = [s.step_s for s in sessions if s.step_s is not None]
+        if not durations:
             measured = [p.step_s or p.longest_s for s in sessions if (p := s.progress) is not None]
-            known = [step_s for step_s in measured if step_s is not None]
-        return median_low(known) if known else 0.0
+            durations = [step_s for step_s in measured if step_s is not None]
+        return median_low(durations) if durations else 0.0
 
     @property
     def stalled(self) -> bool:

@@ -42,11 +42,11 @@ class Finished:
 
 def read_finished(status: written.JobStatus) -> Finished | None:
     """Return what the status says, None: nothing."""
-    known = status.finished
-    if known is None:
+    stored = status.finished
+    if stored is None:
         return None
-    done = frozenset(parse_members(known.done))
-    return Finished(known.generation, parse_members(known.members), known.step, done, known.at)
+    done = frozenset(parse_members(stored.done))
+    return Finished(stored.generation, parse_members(stored.members), stored.step, done, stored.at)
 
 
 def read_taken_back(

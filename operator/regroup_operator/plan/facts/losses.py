@@ -19,7 +19,7 @@ from regroup_operator.plan.facts.stalls import Reported
 
 
 def see_losses(
-    known: Mapping[str, float],
+    before: Mapping[str, float],
     members: Iterable[Worker],
     current: Current | None,
     newest: Reported | None,
@@ -27,8 +27,8 @@ def see_losses(
     term_started_s: float,
     clock: Clock,
 ) -> dict[str, float]:
-    """Return by member since when it is lost (monotonic). `known`: as of the plan before; `newest`: what the members have reported,
-    `progress`: status.progress."""
+    """Return by member since when it is lost (monotonic). `before`: as of the plan before; `newest`: what the members have
+    reported, `progress`: status.progress."""
     lost = [w for w in members if w.standing == Standing.LOST]
     if current is None or not lost:
         return {}
@@ -40,7 +40,7 @@ def see_losses(
             (at_s for at_s in (told_s, None if newest is None else newest.at_s) if at_s is not None),
             default=clock.now_s,
         )
-    return {str(w.id): min(known.get(str(w.id), stood_s), w.since_s) for w in lost}
+    return {str(w.id): min(before.get(str(w.id), stood_s), w.since_s) for w in lost}
 
 
 def dated(decision: Announce, losses: Mapping[str, float]) -> Announce:

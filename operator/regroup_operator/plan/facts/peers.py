@@ -16,11 +16,11 @@ Peers = Mapping[str, tuple[int, str]]
 
 
 def with_peers(
-    sessions: Mapping[str, AgentSession], document: Document | None, known: Peers
+    sessions: Mapping[str, AgentSession], document: Document | None, before: Peers
 ) -> tuple[dict[str, AgentSession], Peers]:
     """Return the sessions with the peers of faults of the newest generation by pod UID, and what is to be remembered of them.
     `document`: the newest generation's, None: this operator has not announced it."""
-    out, peers = dict(sessions), {uid: known[uid] for uid in sessions if uid in known}
+    out, peers = dict(sessions), {uid: before[uid] for uid in sessions if uid in before}
     for uid, session in sessions.items():
         fault, number = session.fault, session.fault_generation
         if fault is None or fault.peer is not None or fault.peer_rank is None:

@@ -17,8 +17,8 @@ def succeeded(job: Job, pods: Iterable[Pod]) -> dict[str, frozenset[int]]:
     A pod that is being deleted has not: a program that ends well on SIGTERM did not do all of its work. Before the job has started
     its templates can change, so that what earlier pods did is not remembered.
     """
-    known = job.status.roles if job.status.start_time is not None else None
-    before = {one.name: one.succeeded or () for one in known or ()}
+    stored = job.status.roles if job.status.start_time is not None else None
+    before = {one.name: one.succeeded or () for one in stored or ()}
     now: dict[str, set[int]] = {role.name: set(before.get(role.name, ())) for role in job.spec.roles}
     for pod in pods:
         if pod.role in now and pod.phase == "Succeeded" and not pod.terminating:

@@ -197,8 +197,8 @@ def _culprits(outside: Sequence[_RankStack], what: str) -> dict[MemberId, Culpri
     """Return the workers whose processes hang, each with the sentence on the first of them."""
     found: dict[MemberId, Culprit] = {}
     for rank, worker, stack in outside:
-        known = found.get(worker.id, Culprit((), f"{what}: {_words(rank, worker, stack)}"))
-        found[worker.id] = Culprit((*known.incarnations, stack.incarnation), known.message)
+        culprit = found.get(worker.id, Culprit((), f"{what}: {_words(rank, worker, stack)}"))
+        found[worker.id] = Culprit((*culprit.incarnations, stack.incarnation), culprit.message)
     return found
 
 

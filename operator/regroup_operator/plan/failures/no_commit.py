@@ -58,12 +58,12 @@ def broke_without_commit(
     return max([*newest, newest_step or 0]) <= start_step
 
 
-def count_after(known: int, announced: Announce, *, broke: bool) -> int:
-    """Return the count once a generation is announced: `known` before it, `broke` of `broke_without_commit`."""
+def count_after(count: int, announced: Announce, *, broke: bool) -> int:
+    """Return the count once a generation is announced: `count` before it, `broke` of `broke_without_commit`."""
     if broke:
-        return known + 1
+        return count + 1
     # A planned generation changes who is in it, which says nothing of why the ones before it broke.
-    return 0 if announced.kind == FORCED else known
+    return 0 if announced.kind == FORCED else count
 
 
 def no_commit_failure(count: int, members: Sequence[Worker]) -> str | None:

@@ -195,7 +195,7 @@ def note_ignored(
 
 
 def note_disrupted_pods(
-    known: Mapping[int, PodRow], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
+    rows: Mapping[int, PodRow], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
 ) -> dict[int, PodRow]:
     """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing.
 
@@ -206,11 +206,11 @@ def note_disrupted_pods(
     preempted or evicted goes from the API, and its row stays for FORGOTTEN_S.
     """
     by_slot: dict[int, list[Pod]] = {}
-    for pod in pods if known else ():
+    for pod in pods if rows else ():
         by_slot.setdefault(pod.slot, []).append(pod)
     out = {
         slot: row
-        for slot, row in known.items()
+        for slot, row in rows.items()
         if (slot in by_slot or (slot < slots and not row.is_over(now_s)))
         and not any(pod.attempt > row.attempt and _has_lasted(pod, now_s) for pod in by_slot.get(slot, ()))
     }

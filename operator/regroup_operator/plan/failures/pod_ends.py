@@ -34,7 +34,7 @@ POD_ENDS = "PodsEndAgain"
 
 
 def note_pod_ends(
-    known: PodEnds | None,
+    stored: PodEnds | None,
     ended: Sequence[Pod],
     *,
     slots: int,
@@ -47,9 +47,9 @@ def note_pod_ends(
     """Return what is known once these pods have ended, too; None: nothing counts. The job has `slots` and needs `minimum` of them.
     `reached`: how far it is, greater is further; None: that is not known now. `window_s`: how long an end counts, None: until the
     job gets further. `per_group`: workers that hold one copy of the model together; one of each position, slot mod `per_group`."""
-    if known is None and not ended:
+    if stored is None and not ended:
         return None
-    times = {} if known is None else {slot: at for slot, at in known.by_slot.items() if slot < slots}
+    times = {} if stored is None else {slot: at for slot, at in stored.by_slot.items() if slot < slots}
     for pod in ended:
         if pod.slot < slots:
             times[pod.slot] = (*times.get(pod.slot, ()), now)[-ROUNDS:]
@@ -58,7 +58,7 @@ def note_pod_ends(
     times = {slot: at for slot, at in times.items() if at}
     if not times:
         return None
-    before = known or PodEnds({}, "")
+    before = stored or PodEnds({}, "")
     last, last_pod = (_words(ended[-1]), ended[-1].name) if ended else (before.last, before.last_pod)
     low = min((mark for mark in (before.low, reached) if mark is not None), default=None)
     rounds = _rounds(times, max(0, slots - minimum) // per_group, per_group)
@@ -72,11 +72,11 @@ def note_pod_ends(
     return PodEnds(times, last, last_pod, rounds, low if before.base is None else before.base)
 
 
-def without_slots(known: PodEnds | None, slots: Collection[int]) -> PodEnds | None:
+def without_slots(stored: PodEnds | None, slots: Collection[int]) -> PodEnds | None:
     """Return what is known without the ends in these slots."""
-    if known is None or not slots:
-        return known
-    return replace(known, by_slot={slot: at for slot, at in known.by_slot.items() if slot not in slots})
+    if stored is None or not slots:
+        return stored
+    return replace(stored, by_slot={slot: at for slot, at in stored.by_slot.items() if slot not in slots})
 
 
 def _rounds(times: Mapping[int, Sequence[float]], spare: int, per_group: int) -> int:

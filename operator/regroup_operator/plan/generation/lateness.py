@@ -153,8 +153,8 @@ class Attendance:
         """Return when `bound_s` is over for a worker that is missed since `since_s`. It has longer where its script rehearses, is
         in its first step, in a pause, or waits for a checkpoint. What began after `since_s` counts from there: one pause after the
         other excuses nobody for ever."""
-        known = allowances(worker.session, self.settings) if worker.session is not None else ()
-        return max((since_s + bound_s, *(min(began_s, since_s) + allowed_s for began_s, allowed_s in known)))
+        allowed = allowances(worker.session, self.settings) if worker.session is not None else ()
+        return max((since_s + bound_s, *(min(began_s, since_s) + allowed_s for began_s, allowed_s in allowed)))
 
     def _unreachable_s(self, worker: Worker, since_s: float) -> float:
         """Return when the pod of a worker that cannot be reached is replaced."""
@@ -227,7 +227,7 @@ def longest_start(known_s: int | None, sessions: Iterable[AgentSession], setting
 
 
 def with_setbacks(
-    known: Mapping[str, Setback], workers: Iterable[Worker], set_back: frozenset[MemberId], now_s: float
+    setbacks: Mapping[str, Setback], workers: Iterable[Worker], set_back: frozenset[MemberId], now_s: float
 ) -> dict[str, Setback]:
     """Return who kept generations from forming, with those that did it now; forget who has adopted one since, and who is
     gone."""
@@ -237,7 +237,7 @@ def with_setbacks(
         pod, session = worker.pod, worker.session
         if pod is None:
             continue
-        before = known.get(pod.uid)
+        before = setbacks.get(pod.uid)
         if worker.id in set_back:
             if before is None:
                 out[pod.uid] = Setback(1, now_s, now_s + first_s, first_s)

@@ -16,13 +16,13 @@ Links = frozenset[frozenset[str]]
 """Pairs of pod UIDs: one of the two lost the other while a generation formed, and both lived on."""
 
 
-def with_links(known: Links, current: Current | None, workers: Iterable[Worker]) -> Links:
+def with_links(links: Links, current: Current | None, workers: Iterable[Worker]) -> Links:
     """Return the broken links, with those of the newest generation; forget pairs that have trained in one group since, and
     pods that are gone."""
     if current is None:
         return frozenset()
     pods = {w.uid: w for w in workers if w.pod is not None}
-    kept = {pair for pair in known if pair <= pods.keys()}
+    kept = {pair for pair in links if pair <= pods.keys()}
     if current.adopted:
         return frozenset(pair for pair in kept if not all(pods[uid].is_member for uid in pair))
     return frozenset(kept | _reported(current, pods.values()))
@@ -31,7 +31,7 @@ def with_links(known: Links, current: Current | None, workers: Iterable[Worker])
 def cut_off(
     current: Current,
     chosen: Sequence[Worker],
-    known: Links,
+    links: Links,
     *,
     replaceable: frozenset[MemberId] = frozenset(),
     refused: bool = False,
@@ -39,7 +39,7 @@ def cut_off(
 ) -> frozenset[MemberId]:
     """Return the workers to drop, so that no pair is left that could not reach each other in the newest generation.
 
-    Nothing is dropped unless the same set would be announced again. `known` comes from `with_links`. `refused` says that the newest
+    Nothing is dropped unless the same set would be announced again. `links` comes from `with_links`. `refused` says that the newest
     generation formed, and refused to train. A link that broke an earlier generation then counts as well. Otherwise that set and the
     set that refused would follow each other for ever. A `spared` worker is not dropped for such a link: no other could train
     without its state.
@@ -47,34 +47,34 @@ def cut_off(
     is_same = {w.id for w in chosen} == set(current.members)
     if current.attempts == 0 or not (is_same or refused):
         return frozenset()
-    pairs = _reported(current, chosen) if is_same else _remembered(chosen, known, spared)
+    pairs = _reported(current, chosen) if is_same else _remembered(chosen, links, spared)
     dropped = set()
     while pairs:
         cut = [w for w in chosen if any(w.uid in pair for pair in pairs) and (is_same or w.id not in spared)]
-        goes = _first_to_go(cut, known, replaceable)
+        goes = _first_to_go(cut, links, replaceable)
         dropped.add(goes.id)
-        pairs, known = _without(goes, pairs), _without(goes, known)
+        pairs, links = _without(goes, pairs), _without(goes, links)
     return frozenset(dropped)
 
 
-def _first_to_go(cut: Sequence[Worker], known: Links, replaceable: frozenset[MemberId]) -> Worker:
+def _first_to_go(cut: Sequence[Worker], links: Links, replaceable: frozenset[MemberId]) -> Worker:
     """Return the worker with a broken link that is dropped first.
 
     The holder of an older state goes first: without the newest one no worker may train. Next is a worker that is `replaceable`:
     another one takes its position, so that its group stays whole. Next is the worker with the most broken links, those to workers
     that are not chosen included; then the youngest.
     """
-    count = Counter(uid for pair in known for uid in pair)
+    count = Counter(uid for pair in links for uid in pair)
     oldest = min(map(state_of, cut))
     holders = (w for w in cut if state_of(w) == oldest)
     return max(holders, key=lambda w: (w.id in replaceable, count[w.uid], w.since_s, w.id))
 
 
-def with_returning(others: Iterable[Worker], barred: Iterable[Worker], known: Links) -> list[Worker]:
+def with_returning(others: Iterable[Worker], barred: Iterable[Worker], links: Links) -> list[Worker]:
     """Return the workers, and those of `barred` that had to go for a broken link and now have none to any of the rest."""
     out = list(others)
     for worker in barred:
-        peers = {uid for pair in known if worker.uid in pair for uid in pair}
+        peers = {uid for pair in links if worker.uid in pair for uid in pair}
         if peers and not any(w.uid in peers for w in out):
             out.append(worker)
     return out
@@ -84,14 +84,14 @@ def _without(worker: Worker, links: Links) -> Links:
     return frozenset(pair for pair in links if worker.uid not in pair)
 
 
-def _remembered(chosen: Sequence[Worker], known: Links, spared: frozenset[MemberId]) -> Links:
+def _remembered(chosen: Sequence[Worker], links: Links, spared: frozenset[MemberId]) -> Links:
     """Return the known pairs among the chosen of which one may go. Two members of the newest generation, which formed, can reach
     each other again."""
     inside = {w.uid: w.id for w in chosen}
     members = {w.uid for w in chosen if w.is_member}
     return frozenset(
         pair
-        for pair in known
+        for pair in links
         if pair <= inside.keys() and not pair <= members and not {inside[uid] for uid in pair} <= spared
     )
 

@@ -37,22 +37,22 @@ def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     """Return who has finished and who is done, None: the job still has steps to train. What the status says stays, and only grows.
 
     `workers`: as they stand after hangs were looked for."""
-    known = facts.finished
-    all_again = not facts.ends_alone and (known is None or known.open)
+    end = facts.finished
+    all_again = not facts.ends_alone and (end is None or end.open)
     if all_again and any(w.is_member and w.standing in _BAD for w in workers):
         return None  # those that have returned 0 run again, too
-    if known is None:
+    if end is None:
         seen = _first_returned if facts.tier == "Script" else _last_step_committed
-        known = seen(facts, workers)
+        end = seen(facts, workers)
         before = facts.taken_back
-        if known is not None and before is not None and known.step == before.step:
-            known = replace(known, at=before.at)  # all run their end again, and trained no step for that
+        if end is not None and before is not None and end.step == before.step:
+            end = replace(end, at=before.at)  # all run their end again, and trained no step for that
     elif facts.ends_alone:
-        known = taken_over(known, workers, facts.released)
-    if known is None:
+        end = taken_over(end, workers, facts.released)
+    if end is None:
         return None
-    done = {member for member, worker in places_of(known, workers).items() if says_done(worker, known.generation)}
-    return replace(known, done=known.done | done)
+    done = {member for member, worker in places_of(end, workers).items() if says_done(worker, end.generation)}
+    return replace(end, done=end.done | done)
 
 
 def taken_over(finished: Finished, workers: Iterable[Worker], released: Collection[str]) -> Finished:
@@ -103,8 +103,8 @@ def _last_step_committed(facts: Facts, workers: Sequence[Worker]) -> Finished | 
     at = facts.inputs.clock.timestamp()
     left = [w for w in workers if _has_left(w, current.number)]
     if facts.ends_alone and left and _step(left) > 0:
-        known = Finished(current.number, current.members, _step(left), at=at)
-        return taken_over(known, [w for w in workers if w.is_member or w in left], facts.released)
+        end = Finished(current.number, current.members, _step(left), at=at)
+        return taken_over(end, [w for w in workers if w.is_member or w in left], facts.released)
     if not members:
         return None
     if all(_has_committed(w, current.number) for w in members):

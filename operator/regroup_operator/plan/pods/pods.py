@@ -143,8 +143,8 @@ def _note_rows(facts: Facts, failures: Failures, lifecycle: Lifecycle, generatio
     inputs, memory = facts.inputs, facts.memory
     early, disrupted = dict[int, PodRow](), dict[int, PodRow]()
     if isinstance(lifecycle, Active | Finishing):  # it may need pods
-        known = _without(memory.of_slots(lambda s: s.failed), facts.corrected)
-        early = note_early(known, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
+        failed_slots = _without(memory.of_slots(lambda s: s.failed), facts.corrected)
+        early = note_early(failed_slots, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
         disrupted = _without(failures.rows.disrupted, facts.corrected)
     lost = {w.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
     unreached = lost.keys() | generation.abandoned

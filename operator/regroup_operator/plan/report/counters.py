@@ -10,7 +10,7 @@ from regroup_operator.plan.failures.restarts import Recent, with_recent
 
 
 def restarts_status(
-    known: Restarts | None,
+    stored: Restarts | None,
     *,
     processes: Mapping[str, int],
     pods: Mapping[str, int],
@@ -27,9 +27,9 @@ def restarts_status(
     status has none). `exits` is the field of that name (None: unchanged).
     """
     new = (processes, pods, generations, ignored, recent is not None, judged is not None, exits is not None)
-    if known is None and not any(new):
+    if stored is None and not any(new):
         return None
-    before = known or Restarts()
+    before = stored or Restarts()
     restarts = before.with_fields(
         processes=before.processes + sum(processes.values()),
         pods=before.pods + sum(pods.values()),

@@ -14,7 +14,7 @@ from regroup_operator.api.status import Goodput
 
 
 def goodput(
-    known: Goodput | None,
+    stored: Goodput | None,
     *,
     newest_step: int,
     first_step: int | None,
@@ -23,14 +23,14 @@ def goodput(
 ) -> Goodput | None:
     """Return status.goodput; None: it is not known yet.
 
-    `known` is the stored value. `newest_step` is the newest committed step. `first_step` is the step with which the job began: 0,
-    or that of a checkpoint (None: not known). `step_s` is the duration of a step now, in seconds (None: not known). `running_s` is
-    the seconds since the job's start, without those for which it was suspended.
+    `stored` is the value of the plan before. `newest_step` is the newest committed step. `first_step` is the step with which the
+    job began: 0, or that of a checkpoint (None: not known). `step_s` is the duration of a step now, in seconds (None: not known).
+    `running_s` is the seconds since the job's start, without those for which it was suspended.
     """
-    counted = first_step if known is None else known.step
+    counted = first_step if stored is None else stored.step
     if counted is None or running_s <= 0.0:
         return None
-    productive_s = 0.0 if known is None else known.productive_seconds
+    productive_s = 0.0 if stored is None else stored.productive_seconds
     if step_s is not None and newest_step > counted:
         productive_s += (newest_step - counted) * step_s
         counted = newest_step
@@ -39,5 +39,5 @@ def goodput(
         percent=int(100 * productive_s / running_s),
         productive_seconds=round(productive_s, 3),
         step=counted,
-        suspended_seconds=0.0 if known is None else known.suspended_seconds,
+        suspended_seconds=0.0 if stored is None else stored.suspended_seconds,
     )

@@ -14,32 +14,32 @@ from regroup_operator.plan.facts.script_words import ScriptWords
 from regroup_operator.plan.facts.stalls import Reported
 
 
-def progress_status(newest: Reported, known: Progress | None, clock: Clock, step_time: str | None = None) -> Progress:
+def progress_status(newest: Reported, stored: Progress | None, clock: Clock, step_time: str | None = None) -> Progress:
     """Return status.progress. `step_time`: see breakdown.py.
 
     What is unchanged keeps its time, since the two clocks drift against each other."""
-    report, known = newest.report, known or Progress()
+    report, stored = newest.report, stored or Progress()
     # Who adopts says its step without a loss; a step that was committed without one had a loss that is not a number.
-    is_newer = known.step is None or newest.step > known.step
-    loss = report.loss if report.loss is not None or is_newer else known.loss
+    is_newer = stored.step is None or newest.step > stored.step
+    loss = report.loss if report.loss is not None or is_newer else stored.loss
     progress = Progress(
         step=newest.step,
-        total_steps=report.total_steps if report.total_steps is not None else known.total_steps,
+        total_steps=report.total_steps if report.total_steps is not None else stored.total_steps,
         loss=loss,
         samples_per_second=report.samples_per_second,
         noise_scale=report.noise_scale,
         step_time=step_time,
-        at=known.at,
+        at=stored.at,
     )
-    noise_scale = known.noise_scale if report.noise_scale is not None else None
-    same = known.at is not None and progress == known.with_fields(noise_scale=noise_scale, step_time=step_time)
+    noise_scale = stored.noise_scale if report.noise_scale is not None else None
+    same = stored.at is not None and progress == stored.with_fields(noise_scale=noise_scale, step_time=step_time)
     return progress if same else progress.with_fields(at=clock.stamp(newest.at_s))
 
 
-def script_progress_status(words: ScriptWords, known: Progress | None, clock: Clock) -> Progress:
+def script_progress_status(words: ScriptWords, stored: Progress | None, clock: Clock) -> Progress:
     """Return status.progress of a job whose script does not use the library.
 
-    Nothing of `known` is kept but the time of what is unchanged: the step of a process before may be one that is lost."""
+    Nothing of `stored` is kept but the time of what is unchanged: the step of a process before may be one that is lost."""
     word, is_counted = words.word, words.word.way == COUNTED
     progress = Progress(
         source=word.way,
@@ -50,18 +50,18 @@ def script_progress_status(words: ScriptWords, known: Progress | None, clock: Cl
         loss=word.loss,
         step_time=None if word.step_s is None else f"{word.step_s:.3g} s",
         remaining_seconds=None if word.remaining_s is None else round(word.remaining_s),
-        at=None if known is None else known.at,
+        at=None if stored is None else stored.at,
     )
     return (
         progress
-        if progress.at is not None and progress == known
+        if progress.at is not None and progress == stored
         else progress.with_fields(at=clock.stamp(words.told_s))
     )
 
 
 def checkpoint_status(
     newest: Reported,
-    known: CheckpointStatus | None,
+    stored: CheckpointStatus | None,
     current: Current,
     *,
     has_started: bool,
@@ -76,9 +76,9 @@ def checkpoint_status(
     if named is None or not counts:
         return None
     pair = (named["generation"], named["step"])
-    if known is not None and pair <= (known.generation, known.step):
+    if stored is not None and pair <= (stored.generation, stored.step):
         return None
-    kept = [] if known is None else known.kept
+    kept = [] if stored is None else stored.kept
     return CheckpointStatus(
         generation=pair[0],
         step=pair[1],

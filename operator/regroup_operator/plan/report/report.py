@@ -168,18 +168,18 @@ def _with_progress(facts: Facts, generation: NextGeneration, status: JobStatus) 
 
 def _goodput(facts: Facts, lifecycle: Lifecycle, status: JobStatus) -> Goodput | None:
     """Return status.goodput. It changes with the progress only: a status is not written because time passes."""
-    known, wall = status.goodput, facts.inputs.clock.wall
+    stored, wall = status.goodput, facts.inputs.clock.wall
     if isinstance(lifecycle, Suspended):
-        return known
+        return stored
     said = facts.status.condition(SUSPENDED)
-    if known is not None and said is not None and said.status == "True":
+    if stored is not None and said is not None and said.status == "True":
         rested_s = max(0.0, wall - seconds_of(said.last_transition_time))
-        known = known.with_fields(suspended_seconds=round(known.suspended_seconds + rested_s, 3))
+        stored = stored.with_fields(suspended_seconds=round(stored.suspended_seconds + rested_s, 3))
     if facts.newest is None or status.start_time is None or status.progress == facts.status.progress:
-        return known
-    resting_s = 0.0 if known is None else known.suspended_seconds
+        return stored
+    resting_s = 0.0 if stored is None else stored.suspended_seconds
     return goodput(
-        known,
+        stored,
         newest_step=facts.newest.step,
         first_step=facts.start_step,
         step_s=facts.newest.report.step_s if facts.newest.report.step_s is not None else facts.newest.step_s,
@@ -199,7 +199,7 @@ def _prune(facts: Facts, generation: NextGeneration, status: JobStatus) -> tuple
 def _judged(facts: Facts) -> RefusedSize | None:
     """Return the refusal of the newest generation's size after an edit has ended it. Without it the same failures, which the agents
     repeat, would be judged again."""
-    known, current = facts.inputs.job.status.refused_size, facts.current
-    if known is None or current is None or current.suspended or known.generation != current.number:
+    refused, current = facts.inputs.job.status.refused_size, facts.current
+    if refused is None or current is None or current.suspended or refused.generation != current.number:
         return None
-    return known
+    return refused

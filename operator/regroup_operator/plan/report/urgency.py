@@ -42,10 +42,10 @@ def urgency(status: JobStatus, stored: JobStatus) -> Urgency:
     return Urgency.STARTING if starts else Urgency.SOON
 
 
-def differing(known: Mapping[Urgency, float], urgency: Urgency | None, now_s: float) -> dict[Urgency, float]:
+def differing(before: Mapping[Urgency, float], urgency: Urgency | None, now_s: float) -> dict[Urgency, float]:
     """Return JobMemory.differs_since_s of a status that is not written yet, and differs from the stored one by `urgency` (None: not
-    at all). `known`: the same, as of the last plan."""
-    return {level: known.get(level, now_s) for level in _AGES_S if urgency is not None and urgency >= level}
+    at all). `before`: the same, as of the last plan."""
+    return {level: before.get(level, now_s) for level in _AGES_S if urgency is not None and urgency >= level}
 
 
 def write_due_s(urgency: Urgency, memory: JobMemory, *, now_s: float, progress_write_s: float) -> float:
