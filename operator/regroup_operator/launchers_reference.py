@@ -52,6 +52,7 @@ configuration file, variables from a ConfigMap) is compared there, and the job t
 
 **Limits.** Programs that import mpi4py or Horovod find their peers only through MPI or horovodrun. A job of several processes with
 such a program ends with a sentence. An option that is not in these tables is refused.
+Condition Accepted names the ignored options of a job's command, and the pod's log says why each changes nothing.
 """
 _OF = {
     "torchrun": "torchrun, torch.distributed.run, torch.distributed.launch",

@@ -251,8 +251,8 @@ class Agent:
             translated.set_exception(error)
             translated.exception()  # nobody may ever ask for it
             return
-        for line in self._launcher.ignored():
-            log(line)
+        for option in self._launcher.ignored():
+            log(f"{self._launcher.launcher} {option.names[0]} is ignored: {option.says}")
         anew = read_at_import(found.environ_of({}), program.zygote_env(self._launcher, self._zygote_env))
         translated.set_result(found)
         if self._zygote is not None and self._zygote.usable and anew:

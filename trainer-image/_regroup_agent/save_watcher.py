@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from regroup.protocol import env
 
-from .saves import SETTLED_S, Files, Saves, is_ignored
+from .saves import SETTLED_S, Listing, Saves, is_ignored
 
 POLL_S = 5.0
 """Seconds between two listings if inotify tells of nothing."""
@@ -45,20 +45,21 @@ def watched_directory(environ: Mapping[str, str]) -> str:
     return environ.get(env.CHECKPOINT_DIR, "") if environ.get(env.ELASTIC) else ""
 
 
-def list_files(directory: str) -> tuple[Files, list[str]]:
-    """Return the files under a checkpoint directory that count, and the directories that were listed.
+def list_files(directory: str) -> Listing:
+    """Return the files under a checkpoint directory that count.
 
-    What cannot be read is left out: a saver may delete it at this moment. Links are not followed.
+    What cannot be read is left out: a saver may delete it at this moment. Links are not followed. Directories that changed last are
+    read first, so that the newest checkpoint is found where there are more than MAX_ENTRIES.
     """
     files: dict[str, tuple[int, int]] = {}
     directories, left, level = list[str](), MAX_ENTRIES, [directory]
     for _ in range(MAX_DEPTH):
-        below: list[str] = []
+        below: list[tuple[int, str]] = []
         for path in level:
             directories.append(path)
             for entry in _entries(path):
                 if left == 0:
-                    return files, directories
+                    return Listing(files, directories, True)
                 left -= 1
                 if is_ignored(entry.name):
                     continue
@@ -67,11 +68,11 @@ def list_files(directory: str) -> tuple[Files, list[str]]:
                 except OSError:
                     continue
                 if stat.S_ISDIR(found.st_mode):
-                    below.append(entry.path)
+                    below.append((found.st_mtime_ns, entry.path))
                 elif stat.S_ISREG(found.st_mode) and found.st_size > 0:
                     files[entry.path] = (found.st_mtime_ns, found.st_size)
-        level = below
-    return files, directories
+        level = [path for _, path in sorted(below, reverse=True)]
+    return Listing(files, directories, False)
 
 
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:
@@ -105,11 +106,11 @@ class SaveWatcher:
         saves, woken = Saves(), _Inotify()
         try:
             while not ended.is_set():
-                files, directories = list_files(self._directory)
-                if saves.look(files, time.monotonic()) and not ended.is_set():
+                listing = list_files(self._directory)
+                if saves.look(listing, time.monotonic()) and not ended.is_set():
                     self._on_saved()
                 # What changed in a directory between its listing and its watch wakes nobody: it is listed once more.
-                is_new = woken.watch(directories)
+                is_new = woken.watch(listing.directories)
                 if ended.wait(LEAST_S):
                     break
                 if not is_new:

@@ -16,6 +16,9 @@ from regroup_operator.api.errors import SpecError
 from regroup_operator.api.names import TRAINER_CONTAINER
 from regroup_operator.api.spec import ElasticPolicy, JobSpec
 
+MAX_NAMED = 8
+"""Options that one sentence names."""
+
 
 def trainer_of(containers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the trainer's container: the one that is named `trainer`, else the only one.
@@ -34,6 +37,22 @@ def launcher_of(spec_raw: Mapping[str, Any]) -> LauncherCommand | None:
         return _read(command, environ)
     except LauncherError as error:
         raise SpecError(f"command of container {trainer['name']} cannot be translated. {error}") from None
+
+
+def ignored_options(spec_raw: Mapping[str, Any]) -> str:
+    """Return the sentence on the options of the launcher's command that change nothing, without values. Empty: there are none.
+
+    The sentence names at most MAX_NAMED of them.
+    """
+    launcher = launcher_of(spec_raw)
+    names = [] if launcher is None else [option.names[0] for option in launcher.ignored()]
+    if launcher is None or not names:
+        return ""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return (
+        f"Regroup ignores options of {launcher.launcher} in the command: {', '.join(names[:MAX_NAMED])}{more} "
+        "(the pod's log and docs/reference/launchers.md say why)."
+    )
 
 
 def launcher_counts(trainer: Mapping[str, Any]) -> list[str]:

@@ -484,11 +484,11 @@ def test_command_of_the_guess_can_be_forked_by_a_zygote() -> None:
     assert (python.module, python.args) == ("pkg", ("--x",))
 
 
-def test_ignored_options_are_said() -> None:
+def test_given_options_that_are_ignored() -> None:
     found = read(["torchrun", "--max-restarts", "3", "--nproc-per-node", "2", "t.py"], {})
     assert found is not None
-    assert list(found.ignored()) == [
-        "torchrun --max-restarts is ignored: spec.recovery.maxRestarts and spec.recovery.windowSeconds bound restarts."
+    assert [(option.names[0], option.says) for option in found.ignored()] == [
+        ("--max-restarts", "spec.recovery.maxRestarts and spec.recovery.windowSeconds bound restarts.")
     ]
 
 

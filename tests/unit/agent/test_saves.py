@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 from _regroup_agent import events as ev
 from _regroup_agent import save_watcher
 from _regroup_agent.save_watcher import SaveWatcher, list_files, watched_directory
-from _regroup_agent.saves import LONGEST_S, Files, Saves, is_ignored
+from _regroup_agent.saves import LONGEST_S, Files, Listing, Saves, is_ignored
 from regroup.protocol import env, wire
 from tests.unit.agent.drive import Drive
 
@@ -23,7 +24,7 @@ FIRST: Files = {"a": OLD}
 def completed(*looks: tuple[float, Files]) -> list[float]:
     """Return when a checkpoint was complete."""
     saves = Saves()
-    return [at_s for at_s, files in looks if saves.look(files, at_s)]
+    return [at_s for at_s, files in looks if saves.look(Listing(files, [], False), at_s)]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,57 @@ def test_checkpoint_is_complete_once_files_changed_and_settled(
     looks: list[tuple[float, Files]], want: list[float]
 ) -> None:
     assert completed(*looks) == want
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "want"),
+    [
+        pytest.param({"a.pt": OLD, "metrics.json": OLD}, {"metrics.json": NEW}, [], id="metrics"),
+        pytest.param({"a.pt": OLD}, {"c-1/trainer_state.json": NEW}, [], id="a new description beside an old checkpoint"),
+        pytest.param({}, {"c-1/model.pt": NEW, "c-1/trainer_state.json": NEW}, [2.0], id="a checkpoint and its description"),
+        pytest.param({"model.json": OLD}, {"model.json": NEW}, [2.0], id="XGBoost's models are all that there is"),
+        pytest.param({}, {"model-1.JSON": NEW}, [2.0], id="the first of them"),
+    ],
+)  # fmt: skip
+def test_description_alone_is_no_checkpoint(before: Files, after: Files, want: list[float]) -> None:
+    now = {**before, **after}
+    assert completed((0.0, before), (1.0, now), (2.0, now)) == want
+
+
+def test_checkpoint_is_complete_after_its_description() -> None:
+    """transformers writes trainer_state.json last."""
+    whole = {"model.pt": NEW, "trainer_state.json": NEW}
+    assert completed((0.0, {}), (1.0, {"model.pt": NEW}), (1.9, whole), (2.5, whole), (2.9, whole)) == [2.9]
+
+
+def test_rewritten_metrics_are_no_checkpoint_however_large() -> None:
+    assert ticks(lambda tick: {"a": OLD, "metrics.json": (tick, 900)}) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "want"),
+    [
+        pytest.param(
+            {"b": (4, 1), "c": (5, 1), "hidden": (3, 1)},
+            [],
+            id="one was deleted, and an old one is listed in its place",
+        ),
+        pytest.param({"b": (4, 1), "c": (5, 1), "new": (6, 1)}, [2.0], id="a new one"),
+        pytest.param({"b": (6, 1), "c": (5, 1), "hidden": (3, 1)}, [2.0], id="one was written anew"),
+    ],
+)
+@pytest.mark.parametrize("is_cut", [True, False], ids=["still cut", "whole again"])
+def test_file_that_a_cut_listing_did_not_read_is_not_new(files: Files, want: list[float], is_cut: bool) -> None:
+    saves, before = Saves(), {"a": (2, 1), "b": (4, 1), "c": (5, 1)}
+    assert not saves.look(Listing(before, [], True), 0.0)
+    assert [at_s for at_s in (1.0, 2.0, 9.0) if saves.look(Listing(files, [], is_cut), at_s)] == want
+
+
+def test_file_is_new_by_its_name_where_all_entries_were_read() -> None:
+    """The clock of the node that wrote it may be behind."""
+    assert completed((0.0, {"a": (5, 1)}), (1.0, {"a": (5, 1), "b": (3, 1)}), (2.0, {"a": (5, 1), "b": (3, 1)})) == [
+        2.0
+    ]
 
 
 def ticks(files_at: Callable[[int], Files]) -> list[float]:
@@ -96,12 +148,25 @@ def test_listing_is_bounded_and_follows_no_links(tmp_path: Path, monkeypatch: py
     for name in ("one.pt", "a/two.pt", "a/b/c/d/five.pt", "a/b/c/d/e/six.pt", "empty.pt", "x.tmp"):
         (tmp_path / name).write_text("" if name == "empty.pt" else "x")
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    files, directories = list_files(str(tmp_path))
+    files, directories, is_cut = list_files(str(tmp_path))
+    assert not is_cut
     assert {str(Path(path).relative_to(tmp_path)) for path in files} == {"one.pt", "a/two.pt", "a/b/c/d/five.pt"}
     assert [str(Path(path).relative_to(tmp_path)) for path in directories] == [".", "a", "a/b", "a/b/c", "a/b/c/d"]
     monkeypatch.setattr(save_watcher, "MAX_ENTRIES", 3)
-    assert len(list_files(str(tmp_path))[0]) <= 3
-    assert list_files(str(tmp_path / "gone")) == ({}, [str(tmp_path / "gone")])
+    assert len(list_files(str(tmp_path)).files) <= 3
+    assert list_files(str(tmp_path)).is_cut
+    assert list_files(str(tmp_path / "gone")) == ({}, [str(tmp_path / "gone")], False)
+
+
+def test_newest_checkpoint_is_listed_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (3, 9, 1, 7, 5):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}" / "model.pt").write_text("x")
+        os.utime(tmp_path / f"checkpoint-{number}", (number, number))
+    monkeypatch.setattr(save_watcher, "MAX_ENTRIES", 7)
+    found = list_files(str(tmp_path))
+    assert [Path(path).parent.name for path in found.files] == ["checkpoint-9", "checkpoint-7"]
+    assert found.is_cut
 
 
 @contextmanager
@@ -111,7 +176,7 @@ def watching(directory: Path, poll_s: float) -> Iterator[threading.Semaphore]:
     watcher = SaveWatcher(str(directory), saved.release, poll_s=poll_s)
     listed = save_watcher.list_files
 
-    def listing(path: str) -> tuple[Files, list[str]]:
+    def listing(path: str) -> Listing:
         found = listed(path)
         looked.set()
         return found

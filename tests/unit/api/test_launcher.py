@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.api import SpecError, parse_job, processes_per_worker
+from regroup_operator.api.launcher import ignored_options
 from regroup_operator.decision_log import _reduced
 from regroup_operator.render import RenderSettings, worker_pod
 from tests.builders.jobs import make_job, stored_job
@@ -116,3 +117,33 @@ def test_decision_log_keeps_the_counts_of_the_command_and_nothing_else() -> None
     again = parse_job(kept)
     assert (again.min_replicas, again.max_replicas, processes_per_worker(again)) == (1, 4, 2)
     assert "secret" not in str(kept)
+
+
+ALL_OF_TORCHRUN = (
+    "--rdzv-backend c10d --rdzv-endpoint secret:1 --rdzv-id 7 --rdzv-conf a=b --standalone --master-addr h --role r"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "want"),
+    [
+        ("python t.py", ""),
+        ("torchrun --nproc-per-node 2 t.py --max-restarts 3", ""),
+        ("torchrun --max_restarts 3 t.py", "torchrun in the command: --max-restarts ("),
+        ("deepspeed --hostfile secret t.py", "deepspeed in the command: -H ("),
+        (
+            f"torchrun {ALL_OF_TORCHRUN} --node-rank 0 --max-restarts 3 t.py",
+            "torchrun in the command: --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf, --standalone, --master-addr, "
+            "--node-rank, --max-restarts and 1 more (",
+        ),
+    ],
+)
+def test_sentence_on_ignored_options_has_no_values(command: str, want: str) -> None:
+    job = job_of(command)
+    said = ignored_options(job.raw["spec"])
+    assert said.startswith(f"Regroup ignores options of {want}" if want else said), said
+    assert bool(said) is bool(want)
+    assert "secret" not in said
+    assert ignored_options(_reduced(job.raw)["spec"]) == said, (
+        "a plan that is run again from the decision log says the same"
+    )

@@ -48,6 +48,17 @@ def test_template_that_is_refused_makes_no_pod_and_is_tried_again_when_it_change
     assert (world.condition("Accepted")["status"], world.phase) == ("True", "Running")
 
 
+def test_condition_names_the_options_of_a_launcher_that_are_ignored(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2), start=False)
+    command = ["torchrun", "--max-restarts", "3", "train.py"]
+    world.store.change_spec(lambda spec: spec["template"]["spec"]["containers"][0].update(command=command))
+    world.start_operator()
+    world.advance(5)
+    accepted = world.condition("Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("True", "Valid")
+    assert "Regroup ignores options of torchrun in the command: --max-restarts (" in accepted["message"]
+
+
 def reserved_mount(spec: dict[str, Any]) -> None:
     """The API server has no rule against it."""
     spec["template"]["spec"]["containers"][0]["volumeMounts"] = [{"name": "x", "mountPath": "/regroup/x"}]

@@ -107,11 +107,11 @@ class LauncherCommand:
         """Return whether an option is given."""
         return name in self.options
 
-    def ignored(self) -> Iterator[str]:
-        """Yield a sentence for each given option that changes nothing here."""
+    def ignored(self) -> Iterator[Option]:
+        """Yield each given option that changes nothing here."""
         for option in OPTIONS[self.launcher]:
             if option.effect == IGNORED and option.names[0] in self.options:
-                yield f"{self.launcher} {option.names[0]} is ignored: {option.says}"
+                yield option
 
 
 def recognise(command: Sequence[str]) -> LauncherCommand | None:
@@ -242,7 +242,8 @@ def _shown(word: str) -> str:
 
 
 def shortened(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return a command of the same counts without anything else of it: no program, no argument that may hold a secret."""
+    """Return a command of the same counts and the same ignored options, without their values. It has no program, and no argument
+    that may hold a secret."""
     try:
         found = read(command, environ)
     except LauncherError:
@@ -253,6 +254,8 @@ def shortened(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     for option in OPTIONS[found.launcher]:
         for value in found.options.get(option.names[0], ())[-1:] if option.counts else ():
             kept += [option.names[0], value]
+    for option in found.ignored():
+        kept += [option.names[0], *("-" for _ in range(option.takes))]
     for name in _COUNTING_ENV if found.launcher == "torchrun" else ():
         given = {**environ, **found.environ}.get(name)
         if given and (option_name := _COUNTING_ENV[name]) not in found.options:

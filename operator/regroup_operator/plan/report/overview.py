@@ -19,6 +19,7 @@ from regroup_operator.api.conditions import (
     TRAINING,
     Condition,
 )
+from regroup_operator.api.launcher import ignored_options
 from regroup_operator.api.names import selector
 from regroup_operator.api.status import JobStatus
 from regroup_operator.model.plan import JobCondition
@@ -178,7 +179,8 @@ def _accepted(facts: Facts, lifecycle: Lifecycle, before: Mapping[str, Condition
         return _by_type([_again(before[ACCEPTED])])
     why = facts.inputs.refusal
     if why is None:
-        return _by_type([JobCondition(ACCEPTED, "True", "Valid", "The job can run as written.")])
+        words = " ".join(filter(None, ("The job can run as written.", ignored_options(facts.inputs.job.raw["spec"]))))
+        return _by_type([JobCondition(ACCEPTED, "True", "Valid", words)])
     return _by_type([JobCondition(ACCEPTED, "False", why.reason or "InvalidSpec", why.message)])
 
 
