@@ -257,6 +257,20 @@ class RefusedSize(WrittenModel):
         return sorted({self.size, min(self.size, self.back_to)}) if self.workers < self.size else None
 
 
+MAX_REFUSED_SIZES = 16
+"""Refused numbers of workers that the status keeps. The oldest is forgotten, and costs a restart if it is wanted again."""
+
+
+class EarlierRefusal(WrittenModel):
+    """A number of workers that the script has refused."""
+
+    workers: int
+    """Number of workers."""
+
+    at: Timestamp
+    """Time of the failure."""
+
+
 class Goodput(WrittenModel):
     """The part of the job's time that went into steps that count. Only for scripts that use the library."""
 
@@ -556,6 +570,10 @@ class JobStatus(WrittenModel):
 
     refused_size: RefusedSize | None = None
     """The number of workers that the script refused. Absent: none, or the job has wanted another number since."""
+
+    refused_sizes: list[EarlierRefusal] | None = Field(default=None, max_length=MAX_REFUSED_SIZES)
+    """The last 16 numbers of workers that the script has refused, oldest first. The job does not try them again. One is removed
+    once the script has trained with it, or spec.elasticPolicy does not permit it any more. A suspension removes all."""
 
     goodput: Goodput | None = None
     """The part of the job's time that went into steps that count."""

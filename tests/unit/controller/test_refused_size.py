@@ -103,7 +103,7 @@ def test_growth_that_the_script_refuses_goes_back_and_counts_nothing(tmp_path: P
     assert says(world) == ("True", "SizeRefused")
     assert world.condition("Degraded")["message"].startswith(
         "The script refuses 3 workers: it failed in every one of them before it had trained with them (AssertionError). "
-        "The job goes back to 2 workers, with which it had trained, and tries another size once spec.replicas changes."
+        "Until spec.replicas changes, the job trains with 2 workers, as it did before. It tries 3 workers again after a suspension."
     )
     assert [n.reason for n in world.notes].count("SizeRefused") == 1
     world.advance(2 * HOLD_S, 1.0)
@@ -131,6 +131,64 @@ def test_size_is_tried_again_after_an_edit_and_not_for_the_same_number(tmp_path:
     assert says(world) == ("False", "AsWanted")
     world.advance(STEADY_S + 2.0, 1.0)
     assert world.status["lastGoodSize"] == 4
+
+
+def test_autoscaler_that_alternates_starts_a_refused_size_once(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    raises(world, 0, 1, 2)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    world.scale(4)
+    world.until(lambda: world.members == "0-3", limit_s=20.0)
+    formed(world)
+    world.advance(STEADY_S + 2.0, 1.0)
+    generation, events = world.generation, [note.reason for note in world.notes].count("SizeRefused")
+    for _ in range(5):
+        world.scale(3)
+        world.advance(30.0, 1.0)
+        assert says(world) == ("True", "SizeRefused")
+        at = world.status["refusedSizes"][0]["at"]
+        assert world.condition("Degraded")["message"].startswith(
+            f"The script refused 3 workers at {at}. Until spec.replicas changes, the job trains with 4 workers, as it did before."
+        )
+        world.kill_operator()
+        world.start_operator()
+        world.scale(4)
+        world.advance(30.0, 1.0)
+        assert says(world) == ("False", "AsWanted")
+    assert (world.generation, world.members) == (generation, "0-3")
+    assert [note.reason for note in world.notes].count("SizeRefused") == events
+    assert [one["workers"] for one in world.status["refusedSizes"]] == [3]
+
+
+def test_loss_passes_over_a_size_that_was_refused_before(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    raises(world, 0, 1, 2)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    grown(world, 4)
+    formed(world)
+    world.advance(STEADY_S + 2.0, 1.0)
+    world.pods.pending.add(3)
+    world.vanish(world.uid(3))
+    world.until(lambda: world.members == "0-1", limit_s=30.0)
+    formed(world)
+    assert world.phase == "Running"
+    world.run_pod(world.uid(3, 1))
+    world.until(lambda: world.members == "0-2,3.1", limit_s=30.0)
+
+
+def test_suspension_has_refused_sizes_tried_again(tmp_path: Path) -> None:
+    world = trained(tmp_path)
+    grown(world, 3)
+    raises(world, 0, 1, 2)
+    world.until(lambda: world.members == "0-1", limit_s=10.0)
+    formed(world)
+    for suspends in (True, False):
+        world.suspend(suspends)
+        world.advance(60.0, 1.0)
+    world.until(lambda: len(parse_members(world.members)) == 3, limit_s=60.0)
+    assert "refusedSizes" not in world.status
 
 
 def test_next_operator_knows_what_was_refused(tmp_path: Path) -> None:
@@ -320,7 +378,8 @@ def test_loss_that_leads_to_a_refused_size_does_not_take_a_growth_back(tmp_path:
     formed(world)
     assert says(world) == ("True", "SizeRefused")
     assert world.condition("Degraded")["message"].endswith(
-        "Until spec.replicas changes, the job trains with 2 or 4 workers only. 2 of 4 workers train."
+        "Until spec.replicas changes, the job trains with 2 or 4 workers only. It tries 3 workers again after a suspension. "
+        "2 of 4 workers train."
     )
     world.run_pod(world.uid(3, 1))
     world.until(lambda: world.members == "0-2,3.1", limit_s=30.0)

@@ -19,6 +19,8 @@ ELSEWHERE = {
     *(f"status.endTakenBack.{name}" for name in ("at", "generation", "step")),
     "status.lastGoodSize",  # tier Script: test_refused_size.py
     "status.refusedSize",
+    "status.refusedSizes",
+    *(f"status.refusedSizes.{name}" for name in ("at", "workers")),
     *(f"status.refusedSize.{name}" for name in ("at", "backTo", "generation", "message", "wanted", "workers")),
     "status.incidents.startMs",  # tier Script: test_change.py
     "status.restarts.exits.generation",  # tier Script: tests/unit/plan/test_exits.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.spec import ElasticPolicy, ExitCodes, ExitRule
-from regroup_operator.api.status import Growth, RefusedSize
+from regroup_operator.api.status import EarlierRefusal, Growth, JobStatus, RefusedSize
 from regroup_operator.model.plan import Clock, Crash, Failure, timestamp
 from regroup_operator.model.records import ProcessExit
 from regroup_operator.model.worker import Standing, Wait, Worker
-from regroup_operator.plan.facts.size import Size, decide_size, standing_refusal
+from regroup_operator.plan.facts.size import Size, decide_size, standing_refusal, tried_sizes, with_refusal
 from regroup_operator.plan.failures.crashes import place_of
 from regroup_operator.plan.failures.refused_size import (
     AGAIN_S,
@@ -257,7 +258,7 @@ def test_sizes_that_may_train_while_it_holds(refused: dict[str, Any], want: list
     [
         (
             refusal(),
-            "It refuses 3. The job goes back to 2 workers, with which it had trained, and tries another size once",
+            "It refuses 3. Until spec.replicas changes, the job trains with 2 workers, as it did before. It tries 3 workers again",
         ),
         (
             refusal(3, 2, wanted=4),
@@ -276,3 +277,82 @@ def test_way_back_does_not_wait_for_the_cooldown() -> None:
     assert (got.replicas, got.growth) == (4, Growth(replicas=4, changed_at=timestamp(WALL)))
     again = size(3, refusal(3, 4), got.growth, growthCooldownSeconds=600)
     assert again.growth == got.growth
+
+
+def recalled(
+    replicas: int,
+    earlier: list[int],
+    good: int | None = 4,
+    known: dict[str, Any] | None = None,
+    suspended: bool = False,
+    **policy: Any,
+) -> RefusedSize | None:
+    limits = {"minReplicas": 1, "maxReplicas": 8, **policy}
+    status = {
+        "lastGoodSize": good, "refusedSize": known, "refusedSizes": [{"workers": n, "at": timestamp(WALL)} for n in earlier],
+    }  # fmt: skip
+    job = make_job().with_replicas(replicas).with_spec(elasticPolicy=limits).with_status(status).build()
+    return standing_refusal(job, suspended=suspended)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "earlier", "given", "want"),
+    [
+        pytest.param(3, [3], {}, (3, 4), id="an autoscaler comes back to a refused size"),
+        pytest.param(5, [3, 5], {}, (5, 4), id="to another one"),
+        pytest.param(4, [3], {}, None, id="another size"),
+        pytest.param(3, [3], {"good": None}, None, id="no size has trained"),
+        pytest.param(3, [3], {"good": 3}, None, id="it has trained with that size since"),
+        pytest.param(3, [3], {"suspended": True}, None, id="a suspension"),
+        pytest.param(3, [3], {"sizes": [1, 2, 4]}, None, id="the list leads to another size"),
+        pytest.param(5, [4], {"good": 2, "sizes": [1, 2, 4]}, (4, 2), id="the list leads to a refused size"),
+        pytest.param(3, [3], {"sizes": [1, 2, 3]}, None, id="the list does not permit the last good size"),
+        pytest.param(3, [3], {"known": refusal(3, 2, wanted=3)}, (3, 2), id="it holds since then"),
+        pytest.param(3, [3, 5], {"known": refusal(5, 2, wanted=5)}, (3, 4), id="another refusal held until now"),
+    ],
+)  # fmt: skip
+def test_refusal_holds_again_when_the_job_wants_the_size_again(
+    replicas: int, earlier: list[int], given: dict[str, Any], want: tuple[int, int] | None
+) -> None:
+    got = recalled(replicas, earlier, **given)
+    assert (None if got is None else (got.workers, got.back_to)) == want
+
+
+@pytest.mark.parametrize(("known", "want"), [(None, 0), (refusal(5, 2, wanted=5), refusal()["generation"])])
+def test_generation_that_was_judged_stays_known(known: dict[str, Any] | None, want: int) -> None:
+    """The agents repeat the exits of that generation."""
+    got = recalled(3, [3, 5], known=known)
+    assert got is not None
+    assert got.generation == want
+
+
+@pytest.mark.parametrize(
+    ("stored", "new", "want"),
+    [
+        pytest.param([], None, None, id="there is none"),
+        pytest.param([3], None, [3], id="nothing new"),
+        pytest.param([3], 5, [3, 5], id="one more"),
+        pytest.param([3, 5], 3, [5, 3], id="again: the newest stands last"),
+        pytest.param(range(1, 17), 20, [*range(2, 17), 20], id="the oldest of 16 is forgotten"),
+    ],
+)
+def test_refused_sizes_in_the_status_are_bounded(
+    stored: Sequence[int], new: int | None, want: list[int] | None
+) -> None:
+    status = JobStatus(refused_sizes=[EarlierRefusal(workers=n, at=timestamp(WALL)) for n in stored] or None)
+    got = with_refusal(status, None if new is None else RefusedSize.model_validate(refusal(new)))
+    assert (None if got is None else [one.workers for one in got]) == want
+
+
+@pytest.mark.parametrize(
+    ("permitted", "refused", "want"),
+    [
+        pytest.param(None, [], None, id="nothing is refused"),
+        pytest.param(None, [3, 6], [2, 4, 8], id="every number, in whole groups of 2"),
+        pytest.param([1, 2, 4, 8], [4], [1, 2, 8], id="a list"),
+        pytest.param([1, 2, 4, 8], [8], [1, 2, 4, 8], id="the size that the job is to have stays"),
+    ],
+)
+def test_sizes_that_a_loss_may_lead_to(permitted: list[int] | None, refused: list[int], want: list[int] | None) -> None:
+    earlier = [EarlierRefusal(workers=n, at=timestamp(WALL)) for n in refused]
+    assert tried_sizes(permitted, earlier, smallest=2, size=8, per_group=2) == want

@@ -22,7 +22,7 @@ from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import Peers, with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.script_words import ScriptWords, script_words
-from regroup_operator.plan.facts.size import Size, decide_size, standing_refusal
+from regroup_operator.plan.facts.size import Size, decide_size, earlier_refusals, standing_refusal
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
 from regroup_operator.plan.facts.standing import GroupView, assess
 
@@ -280,10 +280,16 @@ def gather_facts(inputs: Inputs) -> Facts:
     workers = assess(view)
     newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
     losses = see_losses(memory.losses, members_of(workers), current, newest, status.progress, obs.term_started_s, clock)
-    refused = standing_refusal(job, suspended=current is not None and current.suspended)
-    runs = current is not None and not current.suspended
+    is_suspended = current is not None and current.suspended
+    refused = standing_refusal(job, suspended=is_suspended)
+    runs = current is not None and not is_suspended
     size = decide_size(job, status.growth, clock, runs=runs, refused=refused)
-    status = status.with_fields(tier=tier, growth=size.growth, refused_size=refused)
+    status = status.with_fields(
+        tier=tier,
+        growth=size.growth,
+        refused_size=refused,
+        refused_sizes=earlier_refusals(job, suspended=is_suspended) or None,
+    )
     checkpoint = job.spec.checkpoint
     resume_path = None if checkpoint is None else checkpoint.resume_path
     adoption = see_adoption(status, current, members_of(workers), sessions.values(), resume_path)

@@ -11,11 +11,12 @@ already. docs/design/adr/0055-size-of-an-elastic-job.md
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from regroup_operator.api import Job
-from regroup_operator.api.spec import largest_size
-from regroup_operator.api.status import Growth, RefusedSize
+from regroup_operator.api.spec import ElasticPolicy, largest_size
+from regroup_operator.api.status import MAX_REFUSED_SIZES, EarlierRefusal, Growth, JobStatus, RefusedSize
 from regroup_operator.model.plan import Clock, seconds_of, timestamp
 
 
@@ -38,15 +39,61 @@ def standing_refusal(job: Job, *, suspended: bool) -> RefusedSize | None:
     """Return the script's refusal of a size for as long as it holds; None: there is none.
 
     It ends once the job wants another number of workers, and with a suspension, in which people repair what stops a job. It also
-    ends once the sizes no longer permit the refused number, or the one that the job went back to.
+    ends once the sizes no longer permit the refused number, or the one that the job went back to. An autoscaler may come back to a
+    refused number. Then the refusal holds again, and the job trains with the last good number.
     """
-    known, policy = job.status.refused_size, job.spec.elastic_policy
-    if known is None or policy is None or suspended or known.wanted != job.wanted:
+    stored, policy = job.status.refused_size, job.spec.elastic_policy
+    if policy is None or suspended:
         return None
-    sizes = (known.workers, known.back_to)
-    if not all(policy.min_replicas <= size == largest_size(policy.permitted, size) for size in sizes):
+    if stored is not None and stored.wanted == job.wanted:
+        return stored if _are_permitted(policy, stored.workers, stored.back_to) else None
+    good = job.status.last_good_size
+    earlier = next((one for one in earlier_refusals(job, suspended=suspended) if one.workers == job.wanted), None)
+    if earlier is None or good is None or not _are_permitted(policy, good):
         return None
-    return known
+    return RefusedSize(
+        workers=job.wanted,
+        back_to=good,
+        wanted=job.wanted,
+        generation=0 if stored is None else stored.generation,
+        at=earlier.at,
+        message=f"The script refused {job.wanted} worker{'' if job.wanted == 1 else 's'} at {earlier.at}.",
+    )
+
+
+def earlier_refusals(job: Job, *, suspended: bool) -> list[EarlierRefusal]:
+    """Return the numbers of workers that the job does not try again, because the script has refused them."""
+    policy, status = job.spec.elastic_policy, job.status
+    if policy is None or suspended:
+        return []
+    stored = status.refused_sizes or []
+    return [one for one in stored if one.workers != status.last_good_size and _are_permitted(policy, one.workers)]
+
+
+def with_refusal(status: JobStatus, refused: RefusedSize | None) -> list[EarlierRefusal] | None:
+    """Return the refusals with a new one, of which the newest MAX_REFUSED_SIZES are kept. None: there are none."""
+    stored = status.refused_sizes or []
+    if refused is not None:
+        others = [one for one in stored if one.workers != refused.workers]
+        stored = [*others, EarlierRefusal(workers=refused.workers, at=refused.at)]
+    return stored[-MAX_REFUSED_SIZES:] or None
+
+
+def tried_sizes(
+    permitted: Sequence[int] | None, refusals: Collection[EarlierRefusal], smallest: int, size: int, per_group: int
+) -> Sequence[int] | None:
+    """Return the permitted numbers of workers without those that the script has refused, ascending; None: every number.
+
+    `size` is the number that the job is to have, which stays. `smallest` is the job's minimum.
+    """
+    refused = {one.workers for one in refusals} - {size}
+    if not refused:
+        return permitted
+    return [n for n in permitted or range(smallest, size + 1, per_group) if n not in refused]
+
+
+def _are_permitted(policy: ElasticPolicy, *sizes: int) -> bool:
+    return all(policy.min_replicas <= size == largest_size(policy.permitted, size) for size in sizes)
 
 
 def decide_size(

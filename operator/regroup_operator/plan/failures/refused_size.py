@@ -153,13 +153,12 @@ def _refused(trial: Trial, first: Failure, how: str) -> SizeVerdict:
 
 def refused_words(refused: RefusedSize) -> str:
     """Return which size the script refused, with how many workers the job trains instead, and what ends that."""
+    until = f"{refused.message} Until spec.replicas changes, the job trains with"
+    again = f"It tries {_workers(refused.workers)} again after a suspension."
     if refused.size != refused.wanted:
-        return (
-            f"{refused.message} The job goes back to {_workers(refused.size)}, with which it had trained, and tries another size "
-            "once spec.replicas changes."
-        )
+        return f"{until} {_workers(refused.size)}, as it did before. {again}"
     sizes = refused.permitted or [refused.size]
-    return f"{refused.message} Until spec.replicas changes, the job trains with {' or '.join(map(str, sizes))} workers only."
+    return f"{until} {' or '.join(map(str, sizes))} workers only. {again}"
 
 
 def _failure(trial: Trial, worker: Worker) -> Failure | None:

@@ -28,6 +28,7 @@ from regroup_operator.plan.facts.current import membership_status, named_checkpo
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.facts.losses import dated
 from regroup_operator.plan.facts.saved import waits_for_save
+from regroup_operator.plan.facts.size import tried_sizes
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
 from regroup_operator.plan.failures.hangs import bound as hang_bound_s
@@ -224,6 +225,9 @@ def bounds_of(facts: Facts) -> Bounds:
     permitted = None if policy is None else policy.permitted
     if refused is not None and refused.permitted is not None:
         permitted, minimum = refused.permitted, refused.permitted[0]
+    elif facts.updated.refused_sizes:
+        permitted = tried_sizes(permitted, facts.updated.refused_sizes, minimum, facts.size.replicas, facts.per_group)
+        minimum = next((number for number in permitted or () if number >= minimum), minimum)
     return Bounds(
         facts.size.replicas,
         minimum,

@@ -14,6 +14,7 @@ from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import PLANNED_CAUSES, Announce
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.set_up import set_up_due_s
+from regroup_operator.plan.facts.size import with_refusal
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
@@ -63,6 +64,7 @@ def make_report(stages: Stages) -> Report:
         agent_image=inputs.agent_image,
         last_good_size=failures.size.good or None,
         refused_size=failures.size.refused or facts.size.refused or _judged(facts),
+        refused_sizes=with_refusal(generation.status, failures.size.refused),
     )
     if status.start_time is not None and inputs.job.refusal is None:
         spec = inputs.job.raw["spec"]
