@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regroup.protocol.state import Phase
+from regroup_operator.model.records import ProcessExit
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.generation.culprit import name_culprit
 from tests.builders.plan import make_current, make_fault, make_pod, make_session, make_worker, uid_of
@@ -59,6 +60,18 @@ def test_worker_of_which_one_process_of_several_hung_has_reported_no_collective(
     assert text == (
         "worker 0 lost a process that hung (The script's progress has not changed for 70 s: rank 0 is sleeping)"
     )
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["it is seen first", "a survivor is seen first"])
+@pytest.mark.parametrize("standing", [Standing.BROKEN, Standing.DIED])
+def test_worker_of_which_a_process_hung_is_the_cause(first: int, standing: Standing) -> None:
+    """The processes of the others fail once the operator has killed the one that hung."""
+    message = "The script's progress has not changed for 70 s: rank 1 (worker 0, process 1) is stopped"
+    ended = ProcessExit(90.0, 1, 1, -9, generation=2, hung=message)
+    session = make_session(0, Phase.BROKEN, 2, exits=(ended,), num_exits=1)
+    members = [make_worker(0, standing, session=session, why="Hung"), broken(1, 0), broken(2, 1)]
+    got = name_culprit(CURRENT, members, members[first])
+    assert (got.id, got.cause, got.text) == ("0", "Hung", f"worker 0 lost a process that hung ({message})")
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,14 @@ def killed_in(generation: int) -> dict[str, Any]:
             "CollectiveFailed", id="script that ends the siblings of a lost process",
         ),
         pytest.param(
+            make_session(0, Phase.BROKEN, 2, session=False, entered=2, **killed_in(2)), replace(G2, adopted=True),
+            Standing.BROKEN, "Hung", id="script that ends the siblings of a process that hung",
+        ),
+        pytest.param(
+            make_session(0, Phase.BROKEN, 2, session=False, entered=2, **killed_in(1)), replace(G2, adopted=True),
+            Standing.BROKEN, "CollectiveFailed", id="its process hung in the generation before",
+        ),
+        pytest.param(
             make_session(0, Phase.STARTING, entered=2, **killed_in(2)), replace(G2, adopted=True), Standing.DIED, "Hung",
             id="its process hung in a generation that trained, and was killed",
         ),

@@ -185,7 +185,9 @@ class GroupView:
                 is_starting = condition.phase == Phase.STARTING
                 return _Finding(Standing.STARTING if is_starting else Standing.PENDING, since_s)
             if condition.phase == Phase.BROKEN:
-                return _Finding(Standing.BROKEN, since_s, "CollectiveFailed")
+                # The agent of a script ends the siblings of a process that was killed because it hung.
+                why = "Hung" if _has_hung(session, current) else "CollectiveFailed"
+                return _Finding(Standing.BROKEN, since_s, why)
         return _Finding(Standing.DIED, since_s, _why_died(pod, session, current))
 
     def _silent_until_s(self, pod: Pod, session: AgentSession | None) -> float | None:
@@ -292,8 +294,7 @@ def _why_died(pod: Pod, session: AgentSession, current: Current) -> str:
     moment later.
     """
     if session.rebooted_at_s is None or session.fault is not None:
-        # Only a generation that all have adopted can hang; the operator also has processes killed that keep one from forming.
-        if current.adopted and session.hung(current.number):
+        if _has_hung(session, current):
             return "Hung"
         if session.fault is not None and session.fault.cause == "hung":
             return "Overdue"
@@ -301,6 +302,14 @@ def _why_died(pod: Pod, session: AgentSession, current: Current) -> str:
     if pod.container_restarts and pod.end_unseen:
         return "NodeRestarted"
     return "OOMKilled" if pod.container_restarts and pod.last_exit_reason == "OOMKilled" else "ContainerRestarted"
+
+
+def _has_hung(session: AgentSession, current: Current) -> bool:
+    """Return whether a process of this generation was killed because it hung.
+
+    Only a generation that all have adopted can hang. The operator also has processes killed that keep one from forming.
+    """
+    return current.adopted and session.hung(current.number) != ""
 
 
 def _restarted(session: AgentSession, current: Current, processes: int) -> bool:

@@ -28,8 +28,12 @@ class Culprit:
 
 
 def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> Culprit:
-    """Return whom to name where `broke` is the worker that was seen to leave the generation first."""
-    if broke.standing != Standing.BROKEN:
+    """Return whom to name where `broke` is the worker that was seen to leave the generation first.
+
+    A worker of which a process hung is named before all others: theirs failed because that process was killed.
+    """
+    broke = next((w for w in members if w.why == "Hung"), broke)
+    if broke.standing != Standing.BROKEN or broke.why == "Hung":
         return Culprit(str(broke.id), broke.why, f"{_subject(broke)} {_verb(broke)}")
     accused, accuser = _accused(current, members)
     if accused is None:
