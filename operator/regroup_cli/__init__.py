@@ -6,5 +6,6 @@ The package parses arguments, starts local processes and prints; the operator's 
   job.
 - `run.py` is `regroup run`. `local.py` implements the controller's ports for processes on this machine.
 - `plugin.py` is `kubectl regroup`, and `explain.py` makes its sentences.
+- `convert/` is `regroup convert`, which writes the jobs of other operators as ours.
 - `streams.py` ends every command properly when its terminal or pipe closes.
 """

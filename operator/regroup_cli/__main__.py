@@ -1,4 +1,4 @@
-"""The command line: `regroup run`, `regroup train`, `regroup scale`, `regroup status`, `regroup checkpoint`, `regroup replay`."""
+"""The command line `regroup`: run, train, scale, status, checkpoint, convert and replay."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
+from regroup_cli.convert import command as converting
 from regroup_cli.streams import guarded
 from regroup_operator.api import SpecError, StatusError, UnavailableError, parse_job
 from regroup_operator.model.records import Settings
@@ -228,6 +229,16 @@ def parser() -> argparse.ArgumentParser:
         "name", nargs="?", metavar="NAME", help="a checkpoint, as `list` names it (default: the newest)"
     )
     verify.add_argument("--all", action="store_true", help="every complete checkpoint")
+    converted = commands.add_parser(
+        "convert",
+        help="write the job of another operator, or of Slurm, as a DistributedTrainingJob",
+        description="Read jobs of other operators (PyTorchJob, TFJob, MPIJob, XGBoostJob, TrainJob with its runtime, JobSet) or "
+        "a script for sbatch, and write each as a DistributedTrainingJob. The command says on stderr what became of each field: "
+        "mapped, changed in meaning, unneeded, or dropped. Other objects in the files stay as they are.",
+        epilog="Exit code: 0 if the jobs were written, 1 with --strict if a field was dropped, 2 if a file cannot be "
+        "converted or the operator would refuse the result. Example: regroup convert pytorchjob.yaml -o job.yaml",
+    )
+    converting.add_arguments(converted)
     replayed = commands.add_parser(
         "replay",
         help="show an operator's decision log, and make its decisions again",
@@ -277,6 +288,8 @@ def main(argv: list[str] | None = None) -> int:
             from regroup_cli import checkpoint
 
             return checkpoint.run(args)
+        if args.command == "convert":
+            return converting.run(args)
         if args.command == "replay":
             from regroup_cli import replay
 

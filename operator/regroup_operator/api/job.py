@@ -30,7 +30,7 @@ from regroup_operator.api.status import JobStatus
 
 OUR_PATHS = ("/regroup", "/var/run/secrets/regroup")
 
-_GPU_RESOURCE = re.compile(
+GPU_RESOURCE = re.compile(
     r"nvidia\.com/(gpu(\.shared)?|mig-[a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi"
 )
 """Resource names that the vendors' device plugins give to whole devices, or to slices of them, that torch can use."""
@@ -253,7 +253,7 @@ def processes_per_worker(job: Job) -> int:
 
 def _limit_of_gpus(trainer: Mapping[str, Any]) -> int | None:
     """Return the container's limit of GPUs; None: it has none."""
-    gpus = {name: limit for name, limit in _limits(trainer).items() if _GPU_RESOURCE.fullmatch(name)}
+    gpus = {name: limit for name, limit in _limits(trainer).items() if GPU_RESOURCE.fullmatch(name)}
     if len(gpus) > 1:
         raise SpecError(
             f"container {trainer['name']} has limits of several kinds of GPUs ({', '.join(sorted(gpus))}), so the number of its "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -156,6 +156,28 @@ def read(command: Sequence[str], environ: Mapping[str, str]) -> LauncherCommand 
         )
     counts = _COUNTS[found.launcher](options, known)
     return replace(found, options=options, program=program, counts=counts)
+
+
+def without(command: Sequence[str], unneeded: Callable[[Option, Sequence[str]], bool]) -> list[str]:
+    """Return a command without some options of its launcher. `unneeded` decides on an option with its values.
+
+    The command begins with a launcher. Options that Regroup does not know stay, with all words behind them.
+    """
+    found = recognise(command)
+    assert found is not None
+    words, kept = list(found.arguments), []
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        try:
+            option, value, more = _option_of(found.launcher, words[0])
+        except LauncherError:
+            break
+        length = 1 + (option.takes - (value is not None) if not more else 0)
+        values = [*([value] if value is not None else []), *words[1:length]]
+        if more or not unneeded(option, values):
+            kept += words[:length]
+        words = words[length:]
+    start = list(command[: len(command) - len(found.arguments)])
+    return [*start, *kept, *words]
 
 
 def hidden(command: Sequence[str]) -> str | None:

@@ -1,0 +1,167 @@
+"""Reads the simple commands in a shell's text, as far as a training script needs it.
+
+It knows quotes, comments, line continuations, operators and redirections. It runs nothing: $(command) stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from regroup_operator.api import SpecError
+
+LITERAL = "\ue000"
+"""Stands for a dollar that the shell does not expand."""
+SHELLS = ("sh", "bash", "dash", "zsh")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_OPENS = frozenset({"if", "for", "while", "until", "case", "{", "function"})
+_CLOSES = frozenset({"fi", "done", "esac", "}"})
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command of a shell's text."""
+
+    words: tuple[str, ...]
+    line: int
+    """The number of the line in which it begins, from 1."""
+    text: str
+    """The command as it is written."""
+    end: str
+    """The operator behind it; "" or a line end where it stands alone."""
+    depth: int = 0
+    """Number of loops and conditions around it."""
+
+
+def commands(text: str) -> Iterator[Command]:
+    """Yield the simple commands of a text. Raises SpecError for a quote without end and for a here-document."""
+    words: list[str] = []
+    start, begin, depth = 1, 0, 0
+    for kind, word, line, at in _tokens(text):
+        if kind == "word":
+            if not words:
+                start, begin = line, at[0]
+            words.append(word)
+            continue
+        if not words:
+            continue
+        if words[0] in _CLOSES or words[0].endswith("()") or (words[0] in _OPENS):
+            depth += -1 if words[0] in _CLOSES else 1
+            inner = 1
+        else:
+            inner = depth
+        yield Command(tuple(words), start, text[begin : at[0]].strip(), word, max(inner, 0))
+        words = []
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
+    """Yield (`word` or `end`, its text, its line, its place). Redirections are left out."""
+    at, line, redirected = 0, 1, False
+    while at < len(text):
+        start = at
+        if text.startswith("\\\n", at):
+            at, line = at + 2, line + 1
+        elif text[at] in " \t\r":
+            at += 1
+        elif text[at] == "#":
+            at = text.find("\n", at) if "\n" in text[at:] else len(text)
+        elif found := re.compile(r"&>>?|\d*(>>?&?|<&?(?!<))\d*-?").match(text, at):
+            at = found.end()
+            redirected = found[0][-1] in "<>" or found[0][-1] == "&"
+        elif text.startswith("<<", at):
+            raise SpecError(f"line {line} has a here-document, which cannot be converted. Put it into a file.")
+        elif found := re.compile(r"\n|;;?|&&|\|\||[|&()]").match(text, at):
+            at = found.end()
+            yield "end", found[0], line, (start, at)
+            line += found[0] == "\n"
+        else:
+            word, at = _word(text, at, line)
+            if not redirected:
+                yield "word", word, line, (start, at)
+            redirected = False
+            line += text[start:at].count("\n")
+    yield "end", "", line, (len(text), len(text))
+
+
+def _word(text: str, at: int, line: int) -> tuple[str, int]:
+    """Return the word that begins at a place, without its quotes, and the place behind it."""
+    out, quote = "", ""
+    while at < len(text):
+        one = text[at]
+        if quote == "'":
+            if one == "'":
+                quote = ""
+            else:
+                out += LITERAL if one == "$" else one
+        elif one == "\\" and at + 1 < len(text):
+            at += 1
+            out += "" if text[at] == "\n" else LITERAL if text[at] == "$" else text[at]
+        elif text.startswith("$(", at) or one == "`":
+            end = _closing(text, at)
+            out += text[at:end]
+            at = end
+            continue
+        elif one == '"' or (one == "'" and not quote):
+            quote = "" if quote == one else one
+        elif not quote and (
+            one in " \t\r\n;&|<>" or (one in "()" and not out.endswith(("=", "(")) and text[at : at + 2] != "()")
+        ):
+            break
+        elif not quote and text.startswith("=(", at):
+            end = text.find(")", at)
+            end = len(text) if end < 0 else end + 1
+            out += text[at:end]
+            at = end
+            continue
+        else:
+            out += one
+        at += 1
+    if quote:
+        raise SpecError(f"line {line} opens a quote ({quote}) that does not end. Close it.")
+    return out, at
+
+
+def _closing(text: str, at: int) -> int:
+    """Return the place behind the $(...) or `...` that begins at a place."""
+    if text[at] == "`":
+        end = text.find("`", at + 1)
+        return len(text) if end < 0 else end + 1
+    depth = 0
+    for index in range(at + 1, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
+        if depth == 0:
+            return index + 1
+    return len(text)
+
+
+def expand(word: str, variables: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return a word with the values of its variables, and what is left that only a shell could expand."""
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found[1] or found[2], found[3]
+        return variables.get(name, found[0] if default is None else default)
+
+    made = _REFERENCE.sub(value, word)
+    left = [found[0] for found in re.finditer(r"\$\([^)]*\)?|\$\w+|\$\{[^}]*\}?|`[^`]*`", made)]
+    return made.replace(LITERAL, "$"), left
+
+
+def is_assignment(word: str) -> bool:
+    """Return whether a word is NAME=value."""
+    return re.match(r"[A-Za-z_]\w*(\[\w*\])?=", word) is not None
+
+
+def text_of(command: Sequence[str]) -> str | None:
+    """Return the text that a command such as `bash -xc TEXT` runs, None if the command is another one."""
+    if not command or PurePosixPath(command[0]).name not in SHELLS:
+        return None
+    rest = list(command[1:])
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if "c" in option and not option.startswith("--"):
+            return rest[0] if len(rest) == 1 else None
+        if option[-1] == "o":
+            rest = rest[1:]
+    return None

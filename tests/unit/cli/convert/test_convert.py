@@ -1,0 +1,339 @@
+"""Rules of `regroup convert` one by one, and its command line."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from regroup_cli.__main__ import main
+from regroup_cli.convert.documents import Converted, Options, convert, read_documents
+from regroup_cli.convert.findings import Verdict
+from regroup_operator.api import SpecError, parse_job
+from tests.unit.cli.convert.golden import EXAMPLES
+
+Object = dict[str, Any]
+
+
+def pytorchjob(**spec: Any) -> Object:
+    container = {"name": "pytorch", "image": "registry.example/train:1", "command": ["torchrun", "train.py"]}
+    template = {"spec": {"containers": [container]}}
+    replicas = {"Worker": {"replicas": 2, "template": template}}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "train"},
+        "spec": {"pytorchReplicaSpecs": copy.deepcopy(replicas), **spec},
+    }
+
+
+def trainjob(**trainer: Any) -> Object:
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "train"},
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {"command": ["torchrun", "train.py"], "numNodes": 2, **trainer},
+        },
+    }
+
+
+def container_of(job: Object) -> Object:
+    found: Object = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def one(document: Object, *others: Object, options: Options | None = None) -> Converted:
+    """Return the only job of documents."""
+    (found,) = [made for made in convert([document, *others], options or Options()) if made.findings]
+    return found
+
+
+def spec_of(document: Object) -> Object:
+    spec: Object = one(document).document["spec"]
+    return spec
+
+
+def said(found: Converted, path: str) -> list[Verdict]:
+    return [one.verdict for one in found.findings if one.path == path]
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        pytest.param({"nprocPerNode": "2"}, {"processesPerWorker": 2}, id="a number of processes"),
+        pytest.param({"nprocPerNode": "auto"}, {}, id="as many processes as GPUs"),
+        pytest.param(
+            {"elasticPolicy": {"maxReplicas": 3}},
+            {"elasticPolicy": {"minReplicas": 3, "maxReplicas": 3}, "replicas": 3},
+            id="a range is completed as in Kubeflow",
+        ),
+        pytest.param(
+            {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 4, "maxRestarts": 7}},
+            {
+                "elasticPolicy": {"minReplicas": 1, "maxReplicas": 4},
+                "recovery": {"maxRestarts": 7, "windowSeconds": 31_536_000},
+            },
+            id="restarts of the whole job",
+        ),
+        pytest.param({"runPolicy": {"suspend": True}}, {"runPolicy": {"suspend": True}}, id="suspended"),
+        pytest.param(
+            {"runPolicy": {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 9}},
+            {"runPolicy": {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 9}},
+            id="what is left after the end",
+        ),
+        pytest.param({"runPolicy": {"managedBy": "kubeflow.org/training-operator"}}, {}, id="its own controller"),
+        pytest.param(
+            {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
+            {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
+            id="another controller",
+        ),
+    ],
+)
+def test_fields_of_a_pytorchjob(spec: Object, wanted: Object) -> None:
+    document = pytorchjob(**spec)
+    if "replicas" in wanted:
+        document["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = wanted["replicas"]
+    found = spec_of(document)
+    assert {name: value for name, value in found.items() if name != "template"} == {"replicas": 2, **wanted}
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ("OnFailure", None),
+        ("Always", None),
+        ("Never", {"maxRestarts": 0}),
+    ],
+)
+def test_restart_policy_of_the_only_replicas(policy: str, wanted: Object | None) -> None:
+    document = pytorchjob()
+    document["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = policy
+    assert spec_of(document).get("recovery") == wanted
+
+
+def test_restart_policy_exit_code_fails_by_codes_and_restarts_after_signals() -> None:
+    document = pytorchjob()
+    document["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
+    restart, fail = spec_of(document)["recovery"]["onExit"]
+    assert (restart["action"], "SIGUSR1" in restart["signals"]) == ("Restart", True)
+    assert fail == {"action": "Fail", "exitCodes": {"operator": "NotIn", "values": [0]}}
+
+
+def test_master_and_worker_with_the_same_template_become_workers() -> None:
+    document = pytorchjob()
+    specs = document["spec"]["pytorchReplicaSpecs"]
+    specs["Master"] = {"template": copy.deepcopy(specs["Worker"]["template"])}
+    found = one(document)
+    assert found.document["spec"]["replicas"] == 3
+    assert found.dropped == 0
+
+
+def test_what_differs_between_master_and_worker_is_dropped_by_name() -> None:
+    document = pytorchjob()
+    specs = document["spec"]["pytorchReplicaSpecs"]
+    specs["Master"] = {"template": copy.deepcopy(specs["Worker"]["template"])}
+    specs["Master"]["template"]["spec"]["nodeSelector"] = {"disk": "ssd"}
+    container_of(document)["image"] = "registry.example/other:1"
+    found = one(document)
+    root = "spec.pytorchReplicaSpecs"
+    assert said(found, f"{root}.Worker.template.spec.containers[0].image") == [Verdict.DROPPED]
+    assert Verdict.CHANGED in said(found, f"{root}.Master.template.spec.nodeSelector")
+    assert found.document["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
+    assert found.document["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/train:1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["spec.novel", "spec.runPolicy.novel", "spec.elasticPolicy.novel", "spec.pytorchReplicaSpecs.Worker.novel",
+     "spec.pytorchReplicaSpecs.Worker.template.metadata.novel", "metadata.novel", "novel"],
+)  # fmt: skip
+def test_a_field_without_a_rule_is_reported_as_dropped(path: str) -> None:
+    document = pytorchjob(runPolicy={}, elasticPolicy={"minReplicas": 2, "maxReplicas": 2})
+    target = document
+    *parents, last = path.split(".")
+    for name in parents:
+        target = target.setdefault(name, {})
+    target[last] = {"deep": [1]}
+    found = one(document)
+    assert [(one.path, one.verdict) for one in found.findings if "novel" in one.path] == [
+        (f"{path}.deep[0]", Verdict.DROPPED)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env", "kept"),
+    [
+        pytest.param({"name": "MASTER_ADDR", "value": "a"}, False, id="set by Regroup"),
+        pytest.param({"name": "WORLD_SIZE", "value": "2"}, False, id="a number that changes"),
+        pytest.param({"name": "PET_RDZV_ENDPOINT", "value": "a:1"}, False, id="rendezvous of torchrun"),
+        pytest.param({"name": "NCCL_DEBUG", "value": "INFO"}, True, id="the user's own"),
+        pytest.param(
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}, True, id="from a Secret"
+        ),
+    ],
+)
+def test_variables_that_regroup_sets_are_left_out(env: Object, kept: bool) -> None:
+    document = pytorchjob()
+    container_of(document)["env"] = [env]
+    found = one(document)
+    assert found.document["spec"]["template"]["spec"]["containers"][0].get("env") == ([env] if kept else None)
+    (verdict,) = [x.verdict for x in found.findings if x.path.endswith("env[0]")]
+    assert verdict is (Verdict.MAPPED if kept else Verdict.UNNEEDED)
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        pytest.param(
+            ["torchrun", "--nnodes=2", "--node_rank=$(RANK)", "--master-addr", "$(MASTER_ADDR)", "train.py", "--master-port", "1"],
+            ["torchrun", "--nnodes=2", "train.py", "--master-port", "1"],
+            id="options of the rendezvous, but not the program's",
+        ),
+        pytest.param(
+            ["bash", "-xc", "torchrun --nnodes=$PET_NNODES \\\n  train.py --name 'a $b' --out $OUT"],
+            ["torchrun", "train.py", "--name", "a $b", "--out", "$(OUT)"],
+            id="a shell around torchrun",
+        ),
+        pytest.param(
+            ["sh", "-c", "set -e; cd /src && exec torchrun train.py"], ["torchrun", "train.py"], id="a directory"
+        ),
+        pytest.param(
+            ["sh", "-c", "python train.py --rank $RANK"], ["sh", "-c", "python train.py --rank $RANK"], id="no launcher"
+        ),
+    ],
+)  # fmt: skip
+def test_command_of_a_launcher(command: list[str], wanted: list[str]) -> None:
+    document = pytorchjob()
+    container_of(document).update(command=command, env=[{"name": "OUT", "value": "/out"}])
+    container = spec_of(document)["template"]["spec"]["containers"][0]
+    assert container["command"] == wanted
+    assert container.get("workingDir") == ("/src" if "/src" in str(command) else None)
+
+
+def test_a_program_that_is_no_launcher_keeps_one_process_in_each_pod() -> None:
+    document = pytorchjob()
+    container_of(document).update(command=["python", "train.py"], resources={"limits": {"nvidia.com/gpu": 4}})
+    assert spec_of(document)["processesPerWorker"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        pytest.param(
+            {"command": ["sh", "-c", "pip install x && torchrun train.py"]}, "from a shell", id="a shell that does more"
+        ),
+        pytest.param({"command": None}, "has no command", id="the image's own command"),
+        pytest.param({"image": None}, "Give --image", id="no image"),
+        pytest.param({"command": ["torchrun", "--nnodes=5", "train.py"]}, "--nnodes", id="another size"),
+    ],
+)
+def test_what_the_operator_would_refuse_is_refused(change: Object, sentence: str) -> None:
+    document = pytorchjob()
+    container_of(document).update(change)
+    for name in [name for name, value in change.items() if value is None]:
+        del container_of(document)[name]
+    with pytest.raises(SpecError, match=sentence) as refused:
+        convert([document], Options())
+    assert str(refused.value).startswith("PyTorchJob train: ")
+
+
+def test_trainjob_takes_its_runtime_from_the_files_and_names_it_if_it_is_missing() -> None:
+    document = trainjob()
+    document["spec"]["runtimeRef"] = {"kind": "TrainingRuntime", "name": "ours"}
+    with pytest.raises(SpecError, match="kubectl get trainingruntime ours -o yaml"):
+        convert([document], Options())
+    job = {
+        "name": "node",
+        "template": {"spec": {"template": {"spec": {"containers": [{"name": "node", "image": "ours:1"}]}}}},
+    }
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": "ours"},
+        "spec": {"mlPolicy": {"torch": {}}, "template": {"spec": {"replicatedJobs": [job], "novel": 1}}},
+    }
+    found = one(document, runtime)
+    assert found.document["spec"]["template"]["spec"]["containers"][0]["image"] == "ours:1"
+    assert [x.path for x in found.findings if x.verdict is Verdict.DROPPED] == [
+        "TrainingRuntime ours: spec.template.spec.novel"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["podTemplateOverrides", "podSpecOverrides"])
+def test_overrides_of_earlier_trainers(kind: str) -> None:
+    pod = {"serviceAccountName": "trainer", "containers": [{"name": "node", "env": [{"name": "A", "value": "1"}]}]}
+    override = {"targetJobs": [{"name": "node"}], **({"spec": pod} if kind == "podTemplateOverrides" else pod)}
+    document = trainjob()
+    document["spec"][kind] = [override]
+    found = one(document)
+    assert found.dropped == 0
+    spec = found.document["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "trainer"
+    assert spec["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+
+
+def test_command_writes_the_job_to_stdout_and_the_report_to_stderr(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = yaml.safe_dump(pytorchjob(novel=1))
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["convert", "-"]) == 0
+    written = capsys.readouterr()
+    job = yaml.safe_load(written.out)
+    parse_job(job)
+    assert "  dropped   spec.novel: " in written.err
+    assert "0 dropped" not in written.err
+    source = tmp_path / "job.yaml"
+    source.write_text(text)
+    output = tmp_path / "out.yaml"
+    assert main(["convert", str(source), "--strict", "-o", str(output)]) == 1
+    assert not output.exists()
+    assert capsys.readouterr().out == ""
+    assert main(["convert", str(source), "-o", str(output), "--name", "other", "--framework", "DeepSpeed"]) == 0
+    job = yaml.safe_load(output.read_text())
+    assert (job["metadata"]["name"], job["spec"]["framework"]) == ("other", "DeepSpeed")
+    assert main(["convert", str(source), "--strict"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: [", "is no YAML in line 1"),
+        ("- 1", "without a kind"),
+        ("", "There is no job to convert"),
+        ("kind: ConfigMap\napiVersion: v1\nmetadata: {name: a}", "There is no job to convert"),
+        ("kind: RayJob\napiVersion: ray.io/v1\nmetadata: {name: a}", "RayJob a of ray.io/v1 cannot be converted"),
+        ("kind: PyTorchJob\napiVersion: kubeflow.org/v1\nmetadata: {name: a}\nspec: 3", "spec is no mapping"),
+        ("kind: PyTorchJob\napiVersion: kubeflow.org/v1\nmetadata: {name: a}", "neither a Master nor a Worker"),
+        ("kind: PyTorchJob\napiVersion: kubeflow.org/v1", "metadata.name is missing"),
+    ],
+)
+def test_a_file_that_cannot_be_converted_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "job.yaml"
+    source.write_text(text)
+    assert main(["convert", str(source)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+    assert main(["convert", str(tmp_path / "none.yaml")]) == 2
+
+
+def test_times_stay_as_they_are_written() -> None:
+    (found,) = read_documents("kind: A\nat: 2026-11-28T16:00:00Z", "file")
+    assert found["at"] == "2026-11-28T16:00:00Z"
+
+
+def test_every_example_is_a_job_that_the_operator_accepts() -> None:
+    examples = list(EXAMPLES.glob("*.job.yaml"))
+    assert len(examples) > 3
+    for example in examples:
+        for document in yaml.safe_load_all(example.read_text()):
+            if document["kind"] == "DistributedTrainingJob":
+                parse_job(document)
