@@ -27,12 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="write nothing and return 1 if a field is dropped")
     parser.add_argument("--name", metavar="NAME", help="name of the job (default: the source's)")
     parser.add_argument("--image", metavar="IMAGE", help="image of the training container (default: the source's)")
+    parser.add_argument(
+        "--command",
+        metavar="COMMAND",
+        dest="program",
+        help="command of the training container, such as 'python train.py' (default: the source's)",
+    )
     parser.add_argument("--framework", choices=frameworks.ALL, help="spec.framework (default: what the source shows)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, write the job and the report, and return the exit code. Raises SpecError with one sentence."""
-    options = Options(name=args.name, image=args.image, framework=args.framework)
+    options = Options(name=args.name, image=args.image, framework=args.framework, command=args.program)
     documents = [one for file in args.files for one in read_documents(_read(file), file)]
     made = convert(documents, options)
     if args.name and sum(one.document["kind"] == KIND for one in made) > 1:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from regroup_cli.convert import jobset, pytorchjob, trainjob
+from regroup_cli.convert import jobset, mpijob, pytorchjob, sbatch, tfjob, trainjob, xgboostjob
 from regroup_cli.convert.draft import Draft
 from regroup_cli.convert.findings import Field, Finding, Ledger, Verdict
 from regroup_operator.api import KIND, SpecError, parse_job
@@ -17,6 +19,10 @@ from regroup_operator.api import KIND, SpecError, parse_job
 Converter = Callable[[Field, Draft], None]
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("kubeflow.org/v1", "PyTorchJob"): pytorchjob.convert,
+    ("kubeflow.org/v1", "TFJob"): tfjob.convert,
+    ("kubeflow.org/v1", "XGBoostJob"): xgboostjob.convert,
+    ("kubeflow.org/v1", "MPIJob"): mpijob.convert,
+    ("kubeflow.org/v2beta1", "MPIJob"): mpijob.convert,
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): trainjob.convert,
     ("jobset.x-k8s.io/v1alpha2", "JobSet"): jobset.convert,
 }
@@ -33,6 +39,7 @@ class Options:
     name: str | None = None
     image: str | None = None
     framework: str | None = None
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,14 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
+SCRIPT = "Script"
+"""The kind under which the text of an sbatch script stands among the documents."""
+
+
 def read_documents(text: str, name: str) -> list[Document]:
     """Return the documents of a YAML or JSON text, with those of Lists. `name` is the file's, for sentences."""
+    if sbatch.is_script(text):
+        return [{"kind": SCRIPT, "metadata": {"name": name}, "text": text}]
     try:
         found = [one for one in yaml.load_all(text, Loader=_Loader) if one is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -100,20 +113,40 @@ def _convert(document: Document, options: Options, beside: list[Document]) -> Co
     name = (document.get("metadata") or {}).get("name") or (document.get("metadata") or {}).get("generateName") or ""
     source = f"{kind} {name}".strip()
     converter = CONVERTERS.get((version, kind))
-    if converter is None:
+    if converter is None and kind != SCRIPT:
         if version.partition("/")[0] in OTHER_JOBS:
             raise SpecError(
                 f"{source} of {version} cannot be converted. Write its job by hand: docs/how-to/write-a-job.md."
             )
         return Converted(source, document, [])
     ledger = Ledger()
-    draft = Draft(framework=options.framework or Draft.framework, beside=beside)
+    draft = Draft(framework=options.framework or Draft.framework, beside=beside, command=words(options.command))
     try:
-        converter(Field(document, ledger), draft)
+        if converter is None:
+            stem = name.rpartition("/")[2].partition(".")[0]
+            sbatch.convert(document["text"], draft, ledger, name=stem, image=options.image)
+        else:
+            converter(Field(document, ledger), draft)
         job = finished(draft, options)
     except SpecError as error:
         raise SpecError(f"{source}: {error}") from None
+    if converter is None:
+        return Converted(source, job, sorted((one for _, one in ledger.found), key=_line))
     return Converted(source, job, [*ledger.findings(document), *draft.more])
+
+
+def _line(found: Finding) -> int:
+    """Return the line of a script that a finding is on."""
+    number = re.match(r"line (\d+)", found.path)
+    return int(number[1]) if number else 0
+
+
+def words(command: str | None) -> list[str] | None:
+    """Return the words of --command."""
+    try:
+        return None if command is None else shlex.split(command)
+    except ValueError:
+        raise SpecError(f"--command ({command}) has a quote without an end. Close it.") from None
 
 
 def finished(draft: Draft, options: Options) -> Document:

@@ -41,6 +41,8 @@ class Draft:
     metadata: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
     framework: str = PYTORCH
+    command: Sequence[str] | None = None
+    """The command of the command line, for an image whose own command the source relies on."""
     beside: Sequence[Mapping[str, Any]] = ()
     """All documents of the files, in which a job may name others."""
     more: list[Finding] = field(default_factory=list)

@@ -43,11 +43,20 @@ class Ledger:
     source: str = ""
     """Stands before each path, where a job is made from several documents."""
     found: list[tuple[Path, Finding]] = field(default_factory=list)
+    settled: dict[Path, Finding] = field(default_factory=dict)
     read: set[Path] = field(default_factory=set)
     """Fields that a rule has read, with all below them."""
 
     def add(self, path: Path, verdict: Verdict, sentence: str) -> None:
         self.found.append((path, Finding(self.source + dotted(path), verdict, sentence)))
+
+    def settle(self, path: Path, verdict: Verdict, sentence: str) -> None:
+        """Record the fate of a field. It takes the place of an earlier one, which a shared rule recorded; notes stay."""
+        earlier = self.settled.pop(path, None)
+        if earlier is not None:
+            self.found.remove((path, earlier))
+        self.add(path, verdict, sentence)
+        self.settled[path] = self.found[-1][1]
 
     def findings(self, document: Any) -> list[Finding]:
         """Return the findings in the order of the document's fields, with one for each field that no rule has read."""
@@ -137,7 +146,7 @@ class Field:
     def _record(self, verdict: Verdict, sentence: str) -> Any:
         if self.value is not None:
             self.ledger.read.add(self.path)
-            self.ledger.add(self.path, verdict, sentence)
+            self.ledger.settle(self.path, verdict, sentence)
         return self.value
 
     def _mapping(self) -> Mapping[str, Any]:
@@ -153,7 +162,7 @@ def dotted(path: Path) -> str:
     out = ""
     for part in path:
         plain = isinstance(part, str) and not set(part) & set("./[] ")
-        out += (f".{part}" if out else str(part)) if plain else f"[{part}]"
+        out += str(part) if not out else f".{part}" if plain else f"[{part}]"
     return out
 
 

@@ -11,6 +11,7 @@ from regroup_cli.convert import shell
 from regroup_cli.convert.draft import Draft
 from regroup_cli.convert.findings import Field
 from regroup_cli.convert.pod import AT_RUNTIME, num_gpus
+from regroup_operator.api import SpecError
 
 _MEETING = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone", "--master-addr", "--master-port",
             "--local-addr", "--node-rank")  # fmt: skip
@@ -35,6 +36,13 @@ def take_launch(draft: Draft, source: Field) -> None:
     `source` is the field of the source's command, for findings.
     """
     container = draft.trainer
+    if draft.command:
+        container["command"] = list(draft.command)
+    elif not container.get("command"):
+        raise SpecError(
+            f"{source} has no command, so the image's own one runs, which Regroup does not know. Give it as --command "
+            "'python train.py'; the arguments (args) stay."
+        )
     command = [*map(str, container.get("command") or ()), *map(str, container.get("args") or ())]
     if launchers.hidden(command) is not None:
         command = _without_shell(container, command, source)

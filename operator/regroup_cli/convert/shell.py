@@ -17,7 +17,7 @@ LITERAL = "\ue000"
 SHELLS = ("sh", "bash", "dash", "zsh")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _OPENS = frozenset({"if", "for", "while", "until", "case", "{", "function"})
-_CLOSES = frozenset({"fi", "done", "esac", "}"})
+CLOSES = frozenset({"fi", "done", "esac", "}"})
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def commands(text: str) -> Iterator[Command]:
             continue
         if not words:
             continue
-        if words[0] in _CLOSES or words[0].endswith("()") or (words[0] in _OPENS):
-            depth += -1 if words[0] in _CLOSES else 1
+        if words[0] in CLOSES or words[0].endswith("()") or (words[0] in _OPENS):
+            depth += -1 if words[0] in CLOSES else 1
             inner = 1
         else:
             inner = depth
@@ -110,8 +110,7 @@ def _word(text: str, at: int, line: int) -> tuple[str, int]:
         ):
             break
         elif not quote and text.startswith("=(", at):
-            end = text.find(")", at)
-            end = len(text) if end < 0 else end + 1
+            end = _closing(text, at)
             out += text[at:end]
             at = end
             continue

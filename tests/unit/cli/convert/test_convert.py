@@ -337,3 +337,167 @@ def test_every_example_is_a_job_that_the_operator_accepts() -> None:
         for document in yaml.safe_load_all(example.read_text()):
             if document["kind"] == "DistributedTrainingJob":
                 parse_job(document)
+
+
+# --- other kinds -----------------------------------------------------------------------------------------------------
+
+
+def mpijob(launcher: Object, version: str = "v2beta1", **spec: Any) -> Object:
+    def template(container: Object) -> Object:
+        return {"spec": {"containers": [{"name": "mpi", "image": "registry.example/train:1", **container}]}}
+
+    types = {"Launcher": {"template": template(launcher)}, "Worker": {"replicas": 2, "template": template({})}}
+    return {
+        "apiVersion": f"kubeflow.org/{version}",
+        "kind": "MPIJob",
+        "metadata": {"name": "train"},
+        "spec": {"slotsPerWorker": 2, "mpiReplicaSpecs": types, **spec},
+    }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "spec", "wanted"),
+    [
+        pytest.param(
+            ["mpirun", "-np", "4", "python", "t.py"], {}, {"replicas": 2, "processesPerWorker": 2}, id="mpirun"
+        ),
+        pytest.param(
+            ["mpirun", "-np", "6", "python", "t.py"],
+            {"runLauncherAsWorker": True},
+            {"replicas": 3, "processesPerWorker": 2},
+            id="the launcher trains, too",
+        ),
+        pytest.param(
+            ["horovodrun", "-np", "4", "--min-np", "2", "--max-np", "8", "python", "t.py"],
+            {},
+            {
+                "replicas": 2,
+                "processesPerWorker": 2,
+                "framework": "Horovod",
+                "elasticPolicy": {"minReplicas": 1, "maxReplicas": 4},
+            },
+            id="an elastic horovodrun",
+        ),
+        pytest.param(
+            ["bash", "-c", "mpirun -np 4 python t.py"],
+            {"runPolicy": {"backoffLimit": 2}},
+            {"replicas": 2, "processesPerWorker": 2, "recovery": {"maxRestarts": 2, "windowSeconds": 31_536_000}},
+            id="a shell around mpirun",
+        ),
+    ],
+)
+def test_mpijob(launcher: list[str], spec: Object, wanted: Object) -> None:
+    found = one(mpijob({"command": launcher}, **spec))
+    assert {name: value for name, value in found.document["spec"].items() if name != "template"} == wanted
+    assert found.dropped == 0
+    assert found.document["spec"]["template"]["spec"]["containers"][0]["command"][0] in ("mpirun", "horovodrun")
+
+
+def test_mpijob_of_another_number_of_processes_is_refused() -> None:
+    with pytest.raises(SpecError, match="3 processes in the command"):
+        one(mpijob({"command": ["mpirun", "-np", "3", "python", "t.py"]}))
+
+
+def test_launcher_of_the_first_version_fails_the_job() -> None:
+    document = mpijob({"command": ["mpirun", "python", "t.py"]}, version="v1", cleanPodPolicy="All")
+    spec = spec_of(document)
+    assert (spec["recovery"], spec["runPolicy"]) == ({"maxRestarts": 0}, {"cleanPodPolicy": "All"})
+
+
+def tfjob(**types: int) -> Object:
+    container = {"name": "tensorflow", "image": "registry.example/tf:1", "command": ["python", "t.py"]}
+    specs = {
+        name: {"replicas": count, "template": {"spec": {"containers": [dict(container)]}}}
+        for name, count in types.items()
+    }
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "TFJob",
+        "metadata": {"name": "t"},
+        "spec": {"tfReplicaSpecs": specs},
+    }
+
+
+def test_tfjobs_chief_is_a_worker_and_its_evaluator_a_role() -> None:
+    spec = spec_of(tfjob(Chief=1, Worker=2, Evaluator=1))
+    assert (spec["framework"], spec["replicas"], spec["roles"][0]["name"]) == ("TensorFlow", 3, "evaluator")
+
+
+def test_parameter_servers_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"spec.tfReplicaSpecs.PS asks for parameter servers"):
+        one(tfjob(PS=1, Worker=2))
+
+
+def test_dynamic_workers_are_dropped_if_they_are_asked_for() -> None:
+    document = tfjob(Worker=2)
+    document["spec"].update(enableDynamicWorker=True, successPolicy="AllWorkers")
+    assert one(document).dropped == 1
+    document["spec"]["enableDynamicWorker"] = False
+    assert one(document).dropped == 0
+
+
+def test_command_of_the_image_is_given_on_the_command_line() -> None:
+    document = tfjob(Worker=2)
+    container = document["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["args"] = [container.pop("command")[1]]
+    with pytest.raises(SpecError, match="--command"):
+        one(document)
+    made = one(document, options=Options(command="python -u")).document["spec"]["template"]["spec"]["containers"][0]
+    assert (made["command"], made["args"]) == (["python", "-u"], ["t.py"])
+
+
+def jobset(*jobs: Object, **spec: Any) -> Object:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "t"},
+        "spec": {"replicatedJobs": list(jobs), **spec},
+    }
+
+
+def replicated(name: str, replicas: int = 1, env: str = "A", **job: Any) -> Object:
+    container = {"name": "c", "image": "i:1", "command": ["python", "t.py"], "env": [{"name": env, "value": "1"}]}
+    return {
+        "name": name,
+        "replicas": replicas,
+        "template": {"spec": {**job, "template": {"spec": {"containers": [container]}}}},
+    }
+
+
+def test_jobsets_workers_are_all_pods_of_the_job_that_trains() -> None:
+    assert spec_of(jobset(replicated("slice", 2, parallelism=4)))["replicas"] == 8
+
+
+def test_the_replicated_job_that_trains_is_found_by_its_name_or_its_size() -> None:
+    small, large = replicated("driver"), replicated("ranks", parallelism=3)
+    assert spec_of(jobset(small, large))["replicas"] == 3
+    assert (
+        spec_of(jobset(replicated("Eval_Pods", parallelism=3), replicated("trainer")))["roles"][0]["name"] == "evalpods"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "required"),
+    [(None, True), ({"operator": "All"}, True), ({"operator": "All", "targetReplicatedJobs": ["workers"]}, None),
+     ({"operator": "Any"}, None)],
+)  # fmt: skip
+def test_roles_are_required_as_the_success_policy_says(policy: Object | None, required: bool | None) -> None:
+    spec = spec_of(jobset(replicated("workers", 2), replicated("eval"), successPolicy=policy))
+    assert spec["roles"][0].get("requiredForCompletion") is required
+
+
+@pytest.mark.parametrize(
+    ("limit", "restarts", "wanted"), [(0, None, 0), (None, 3, 27), (1, 2, 5), (0, 4, 4), (None, None, None)]
+)
+def test_retries_of_jobs_and_of_their_set(limit: int | None, restarts: int | None, wanted: int | None) -> None:
+    document = jobset(replicated("w", backoffLimit=limit), failurePolicy={"maxRestarts": restarts})
+    assert (spec_of(document).get("recovery") or {}).get("maxRestarts") == wanted
+
+
+@pytest.mark.parametrize(
+    ("variable", "framework"), [("TF_CONFIG", "TensorFlow"), ("JAX_COORDINATOR_ADDRESS", "JAX"), ("A", None)]
+)
+def test_framework_of_a_jobset_is_that_of_its_variables(variable: str, framework: str | None) -> None:
+    spec = spec_of(jobset(replicated("w", env=variable)))
+    assert spec.get("framework") == framework
+    assert ("env" in spec["template"]["spec"]["containers"][0]) == (framework is None)
