@@ -384,7 +384,7 @@ def _write(script: _Script, sizes: _Sizes, draft: Draft, *, name: str, image: st
     if "--time" in of:
         draft.put("runPolicy.activeDeadlineSeconds", _seconds(of["--time"], options["--time"]))
         of["--time"].changed(
-            "It is spec.runPolicy.activeDeadlineSeconds: the job fails then, and its waits for pods count."
+            "It is spec.runPolicy.activeDeadlineSeconds: the job fails then, and the time of its recoveries counts."
         )
     if "--signal" in of:
         _signal(of["--signal"], options["--signal"], draft)
