@@ -1,7 +1,8 @@
 """Tells the agent how far an unmodified script has come, and holds it between two steps. Runs in the user's process.
 
 Two functions of torch are observed. `torch.distributed.init_process_group` says when the process has formed its group.
-A hook on all optimizers counts steps and sees the agent's request to hold (`Steps`).
+A hook on all optimizers counts steps and sees the agent's request to hold (`Steps`). A third one is mended: the builder of
+C++ extensions takes over the lock of a build whose process was killed (`take_over_locks`).
 
 The zygote executes this text before it imports torch. A process that is exec'd finds it as `sitecustomize`, in a directory
 that the agent puts first in PYTHONPATH. The user's own `sitecustomize` runs afterwards, and PYTHONPATH is restored.
@@ -9,6 +10,8 @@ The text imports neither torch nor anything of ours: an import hook waits for to
 Failures here are silent. The agent then calls the process unobserved, and the user's script runs on.
 """
 
+# pathlib takes longer to import than all of this:
+# ruff: noqa: PTH108, PTH115, PTH116, PTH208
 import atexit
 import contextlib
 import functools
@@ -35,6 +38,8 @@ CONNECT_EVERY_S = 5.0
 """Time between two attempts to reach an agent that does not answer."""
 LEADER_MISSED = 10
 """An optimizer that makes so many steps without one of the leader between becomes the leader. A critic makes five in a row."""
+LOOKS, LOOK_AGAIN_S = 3, 0.5
+"""A lock is stale if so many looks, with this time between them, find no process that has it open."""
 
 
 def say(group: str) -> None:
@@ -251,7 +256,68 @@ def count_steps(module: Any) -> None:
     register(stepped)
 
 
-OBSERVED = {"torch.distributed.distributed_c10d": wrap, "torch.optim.optimizer": count_steps}
+def take_over_locks(module: Any) -> None:
+    """Have torch remove the lock of a build whose process is gone, and build anew. Torch itself would wait for it for ever.
+
+    torch builds a C++ extension (DeepSpeed's operators are such) while its process holds a lock file open. A killed process leaves
+    the file behind, in a directory that outlives the processes of a generation.
+    """
+    baton = getattr(module, "FileBaton", None)
+    original = getattr(baton, "try_acquire", None)
+    if original is None or hasattr(original, "_regroup"):
+        return
+
+    @functools.wraps(original)
+    def try_acquire(self: Any) -> Any:
+        return original(self) or (remove_if_stale(self.lock_file_path) and original(self))
+
+    try_acquire._regroup = True  # type: ignore[attr-defined]
+    baton.try_acquire = try_acquire  # type: ignore[union-attr]
+
+
+def remove_if_stale(path: str) -> bool:
+    """Remove a lock file that no process has open. Return whether the lock is gone.
+
+    Only a file beside this system's own root is judged: on a volume, its process may run in another pod and not be seen here.
+    """
+    try:
+        lock = os.stat(path)
+        if lock.st_dev != os.stat("/").st_dev:
+            return False
+        for look in range(LOOKS):
+            if look:
+                time.sleep(LOOK_AGAIN_S)
+            if is_open(os.path.realpath(path)):
+                return False
+        if not os.path.samestat(lock, os.stat(path)):
+            return False
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def is_open(path: str) -> bool:
+    """Return whether a process that can be seen from here has the file open. No other file is asked for: its volume may hang."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            descriptors = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue  # it has ended, or belongs to another user
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") == path:
+                    return True
+    return False
+
+
+OBSERVED = {
+    "torch.distributed.distributed_c10d": wrap,
+    "torch.optim.optimizer": count_steps,
+    "torch.utils.file_baton": take_over_locks,
+}
 """Maps each observed module to the function that gets it once it is imported."""
 
 

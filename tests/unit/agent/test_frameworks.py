@@ -17,6 +17,8 @@ from regroup.protocol.state import Group
 from regroup_operator.api import frameworks as api
 from tests.unit.agent.drive import Drive, document, generation
 
+LIGHTNING = {"PL_TRAINER_NUM_NODES", "PL_TRAINER_DEVICES"}
+"""Variables that all frameworks on torch have, and that the user may set."""
 COMMON = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -97,7 +99,7 @@ def test_second_process_of_the_second_of_three_workers(framework: str, want: dic
         "RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000",
     }  # fmt: skip
-    assert {name: value for name, value in got.items() if name not in COMMON} == want
+    assert {name: value for name, value in got.items() if name not in COMMON | LIGHTNING} == want
     assert set(want) == set(frameworks.RESERVED[framework])
 
 
@@ -154,6 +156,17 @@ def test_accelerate_forms_a_group_on_cpus(framework: str, on_cpu: bool, given: s
         environ, socket_path="/a", local_rank=0, processes=1, incarnation=1, restarts=0, place=place(on_cpu=on_cpu)
     )
     assert got.get("ACCELERATE_USE_CPU") == want
+
+
+@pytest.mark.parametrize("framework", frameworks.ALL)
+def test_lightning_is_told_how_many_nodes_and_devices_there_are(framework: str) -> None:
+    """Without it Lightning refuses a world size that differs from its own arguments. What the user says wins."""
+    got = environment(framework, place(1, 3, 1, 2))
+    want = {"PL_TRAINER_NUM_NODES": "3", "PL_TRAINER_DEVICES": "2"} if framework in frameworks.ON_TORCH else {}
+    assert {name: value for name, value in got.items() if name in LIGHTNING} == want
+    environ = {env.FRAMEWORK: framework, "PL_TRAINER_DEVICES": "7"}
+    users = trainer_env(environ, socket_path="/a", local_rank=0, processes=1, incarnation=1, restarts=0, place=place())
+    assert users["PL_TRAINER_DEVICES"] == "7"
 
 
 def test_only_torch_is_imported_ahead_of_time() -> None:

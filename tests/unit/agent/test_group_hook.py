@@ -32,6 +32,18 @@ class Optimizer:
         for hook in _hooks:
             hook(self, (), {})
 """
+BATON = """
+import os
+class FileBaton:
+    def __init__(self, lock_file_path):
+        self.lock_file_path, self.fd = lock_file_path, None
+    def try_acquire(self):
+        try:
+            self.fd = os.open(self.lock_file_path, os.O_CREAT | os.O_EXCL)
+            return True
+        except FileExistsError:
+            return False
+"""
 STEP = "import torch.compiler, torch.optim; torch.optim.Optimizer().step(); print('stepped')"
 CALL = "import torch.distributed as dist; print(dist.init_process_group('gloo'), dist.init_process_group.__doc__)"
 
@@ -47,6 +59,9 @@ class Machine:
         (distributed / "__init__.py").write_text("from .distributed_c10d import init_process_group")
         (distributed / "distributed_c10d.py").write_text(C10D)
         (distributed.parent / "compiler.py").write_text("def is_compiling(): return False")
+        (distributed.parent / "utils").mkdir()
+        (distributed.parent / "utils" / "__init__.py").touch()
+        (distributed.parent / "utils" / "file_baton.py").write_text(BATON)
         (distributed.parent / "optim").mkdir()
         (distributed.parent / "optim" / "__init__.py").write_text("from .optimizer import Optimizer")
         (distributed.parent / "optim" / "optimizer.py").write_text(OPTIMIZER)
@@ -177,6 +192,43 @@ def test_children_of_the_script_are_not_watched(machine: Machine) -> None:
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch.distributed'])"
     )
     assert messages == ["watched"]
+
+
+def acquires(machine: Machine, lock: Path) -> str:
+    """Return what torch's own builder prints that wants this lock, and whether the lock is there afterwards."""
+    printed, _ = machine.run(
+        f"import os; from torch.utils.file_baton import FileBaton; print(FileBaton({str(lock)!r}).try_acquire())"
+    )
+    return f"{printed.strip()} {lock.exists()}"
+
+
+def test_lock_of_a_build_that_was_killed_is_taken_over(machine: Machine) -> None:
+    """The path may lead through a link, as a cache in a home directory does."""
+    builds, link = machine.directory / "builds", machine.directory / "link"
+    builds.mkdir()
+    link.symlink_to(builds)
+    lock = builds / "lock"
+    holds = f"import os, time; os.open({str(link / 'lock')!r}, os.O_CREAT | os.O_EXCL); print(1, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", holds], stdout=subprocess.PIPE) as builder:
+        assert builder.stdout is not None
+        assert builder.stdout.readline() == b"1\n"
+        assert acquires(machine, link / "lock") == "False True", "the builder lives"
+        builder.kill()
+    assert lock.exists()
+    assert acquires(machine, link / "lock") == "True True"
+
+
+def test_lock_on_a_volume_is_left_alone(machine: Machine) -> None:
+    """Its builder may run in another pod."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == Path("/").stat().st_dev:
+        pytest.skip("/dev/shm is no file system of its own")
+    lock = shm / f"lock-{os.getpid()}"
+    lock.touch()
+    try:
+        assert acquires(machine, lock) == "False True"
+    finally:
+        lock.unlink()
 
 
 def test_hook_that_cannot_be_written_is_one_sentence_and_no_hook(tmp_path: Path) -> None:

@@ -57,8 +57,13 @@ def common(place: Place) -> dict[str, str]:
 
 
 def pytorch(place: Place) -> dict[str, str]:
-    """Return the environment of torchrun, and on CPUs Accelerate's switch, without which each process would train alone."""
-    return {**common(place), **({"ACCELERATE_USE_CPU": "true"} if place.on_cpu else {})}
+    """Return the environment of torchrun, and what Accelerate and Lightning do not read from it.
+
+    On CPUs Accelerate has a switch, without which each process would train alone. Lightning's Trainer takes the numbers of
+    nodes and of devices for each from these variables, unless the script passes them.
+    """
+    lightning = {"PL_TRAINER_NUM_NODES": str(place.num_workers), "PL_TRAINER_DEVICES": str(place.processes)}
+    return {**common(place), **lightning, **({"ACCELERATE_USE_CPU": "true"} if place.on_cpu else {})}
 
 
 def deepspeed(place: Place) -> dict[str, str]:
