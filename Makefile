@@ -75,8 +75,8 @@ test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Re
 	$(took)
 
 .PHONY: test-frameworks
-test-frameworks: venv venv-frameworks ## Samples of JAX, XGBoost, TensorFlow and Hugging Face: killed, grown, run to their end; real launchers
-	REGROUP_SLOW=1 $(PYTEST) --durations=5 tests/trainer/test_frameworks.py
+test-frameworks: venv venv-frameworks ## Samples of every framework: killed, stopped, grown, run to their end; real launchers
+	REGROUP_SLOW=1 $(PYTEST) --durations=5 tests/trainer/test_frameworks.py tests/trainer/test_torch_frameworks.py
 	.venv-torch-frameworks/bin/python -m pytest -q --durations=5 tests/unit/agent/test_launchers.py tests/trainer/test_launchers.py
 	$(took)
 
@@ -169,6 +169,7 @@ cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; cach
 generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference pages and the pictures of the rooms
 	$(PY) -m regroup_operator.generate
 	$(PY) -m regroup_cli.reference docs/reference/commands.md
+	$(PY) -m harness.frameworks docs/reference/frameworks.md
 	$(PY) -m manifests.render
 	$(PY) -m harness.rooms regroup docs/design/rooms-after.svg
 	$(PY) -m harness.rooms regroup_operator docs/design/operator-after.svg
