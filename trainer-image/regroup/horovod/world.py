@@ -1,0 +1,168 @@
+"""The world of this process: how it starts and ends, and the numbers of ranks.
+
+`start` forms torch's default group unless the script has done so, and connects to the coordinator on rank 0. `shutdown` leaves that
+group in place, so that a script may call `hvd.init` again. Elastic training destroys it between both calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from regroup.horovod.channel import notice_lost_machines
+from regroup.horovod.collectives import Collectives
+from regroup.horovod.coordinator import HELLO_BYTES, Coordinator, listen
+from regroup.horovod.engine import Engine
+from regroup.horovod.errors import NOT_INITIALIZED
+
+_ADDRESS_BYTES = 512
+_CONNECT_S = 120.0
+
+
+@dataclass
+class World:
+    """The world after `init`."""
+
+    rank: int
+    size: int
+    engine: Engine
+    group: Any
+    coordinator: Coordinator | None
+    """None on all ranks but 0."""
+
+
+_world: World | None = None
+
+
+def start(comm: Iterable[int] | None = None) -> None:
+    """Join the world. A second call does nothing until `shutdown`. `comm` is as in `init` of `process_sets`."""
+    global _world
+    if _world is None:
+        if comm is not None and not (isinstance(comm, (list, tuple)) and len(comm) in (0, _number("WORLD_SIZE", 1))):
+            raise ValueError(
+                "hvd.init takes no communicator here. Call hvd.init(), and name a part of the ranks by a process set."
+            )
+        _form_default_group()
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        group = dist.new_group(backend=backend)
+        _world = _connect(group, backend)
+
+
+def shutdown() -> None:
+    """Leave the world. A rank that still waits for a collective with this one gets HorovodInternalError."""
+    global _world
+    if _world is None:
+        return
+    world, _world = _world, None
+    world.engine.close()
+    if not world.engine.is_running and dist.is_initialized():
+        dist.destroy_process_group(world.group)
+
+
+def is_initialized() -> bool:
+    """Return whether `init` was called, and `shutdown` not since."""
+    return _world is not None
+
+
+def current() -> World:
+    """Return the world. Raises ValueError before `init`."""
+    if _world is None:
+        raise ValueError(NOT_INITIALIZED)
+    return _world
+
+
+def engine() -> Engine:
+    """Return this rank's engine. Raises ValueError before `init`."""
+    return current().engine
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return current().rank
+
+
+def size() -> int:
+    """Return the number of processes."""
+    return current().size
+
+
+def local_rank() -> int:
+    """Return the rank of this process in its worker."""
+    current()
+    return _number("LOCAL_RANK", 0)
+
+
+def local_size() -> int:
+    """Return the number of processes of this worker."""
+    current()
+    return _number("LOCAL_WORLD_SIZE", 1)
+
+
+def cross_rank() -> int:
+    """Return the index of this process's worker among the workers that have this local rank."""
+    current()
+    return _number("HOROVOD_CROSS_RANK", _number("GROUP_RANK", 0))
+
+
+def cross_size() -> int:
+    """Return the number of workers that have this local rank."""
+    return _number("HOROVOD_CROSS_SIZE", size() // local_size())
+
+
+def is_homogeneous() -> bool:
+    """Return True: all workers of a job have the same number of processes."""
+    current()
+    return True
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else default
+
+
+def _form_default_group() -> None:
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+
+
+def _connect(group: Any, backend: str) -> World:
+    """Start the coordinator on rank 0, tell all ranks its address through the group, and connect to it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    coordinator = None
+    address = b""
+    if rank == 0:
+        listener, token = listen(), secrets.token_bytes(HELLO_BYTES)
+        own_host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        address = (
+            token + listener.getsockname()[1].to_bytes(2, "big") + own_host.encode()[: _ADDRESS_BYTES - HELLO_BYTES - 2]
+        )
+        coordinator = Coordinator(listener, size, token)
+        coordinator.thread.start()
+    told = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+    told[: len(address)] = torch.tensor(list(address), dtype=torch.uint8)
+    if size > 1:
+        dist.broadcast(told, 0, group=group)
+    address = bytes(told.tolist()).rstrip(b"\0") if rank else address
+    token, port, host = address[:HELLO_BYTES], address[HELLO_BYTES : HELLO_BYTES + 2], address[HELLO_BYTES + 2 :]
+    where = (host.decode() if rank else "localhost", int.from_bytes(port, "big"))
+    connection = socket.create_connection(where, timeout=_CONNECT_S)
+    connection.settimeout(None)
+    notice_lost_machines(connection)
+    connection.sendall(token + rank.to_bytes(4, "big"))
+    return World(rank, size, Engine(connection, Collectives(rank, group, backend)), group, coordinator)
+
+
+atexit.register(shutdown)
