@@ -64,7 +64,7 @@ def test_worker_of_which_one_process_of_several_hung_has_reported_no_collective(
 
 @pytest.mark.parametrize("first", [0, 1], ids=["it is seen first", "a survivor is seen first"])
 @pytest.mark.parametrize("standing", [Standing.BROKEN, Standing.DIED])
-def test_worker_of_which_a_process_hung_is_the_cause(first: int, standing: Standing) -> None:
+def test_worker_of_which_a_process_hung_is_the_cause(first: int, standing: str) -> None:
     """The processes of the others fail once the operator has killed the one that hung."""
     message = "The script's progress has not changed for 70 s: rank 1 (worker 0, process 1) is stopped"
     ended = ProcessExit(90.0, 1, 1, -9, generation=2, hung=message)
