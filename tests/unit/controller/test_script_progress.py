@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from _regroup_agent import events as ev
 from _regroup_agent.script import GRACE_S
 from _regroup_agent.script_progress import Words
@@ -158,8 +160,13 @@ def test_script_that_stands_still_is_said_to_and_goes_on(tmp_path: Path) -> None
     assert (world.generation, world.status.get("restarts")) == (1, None)
 
 
-def test_script_that_hangs_is_restarted_as_a_whole_and_counts_once(tmp_path: Path) -> None:
-    world = running(tmp_path, make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_script_that_hangs_is_restarted_as_a_whole_and_counts_once(tmp_path: Path, processes: int) -> None:
+    """The agent ends the siblings of the process that is killed."""
+    job = (
+        make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60).with_spec(processesPerWorker=processes)
+    )
+    world = running(tmp_path, job, processes=processes)
     before = {slot: world.agents[world.uid(slot)].trainers[0].incarnation for slot in range(3)}
     trains(world, 1, 5)
     world.advance(60.0, 5.0)
