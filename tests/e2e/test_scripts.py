@@ -21,6 +21,7 @@ from tests.e2e.columns import cells
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _SMALL = {"resources": {"requests": {"cpu": "50m", "memory": "200Mi"}}}
+pytestmark = pytest.mark.usefixtures("beside_samples")
 MOST_LOST = 150
 """Iterations of 0.1 s between a checkpoint and the change of size, on a busy machine. Files settle for a second."""
 _STARTS = re.compile(r"^rank 0 of (\d+) starts at (?:iter|step) (\d+)$", re.MULTILINE)

@@ -14,6 +14,7 @@ import torch
 from harness.local_run import LocalRun
 from regroup.protocol import wire
 from regroup.protocol.state import Phase
+from tests.long import only_long
 from tests.trainer.agent_edge import OperatorEdge, Worker, generation
 from tests.trainer.bare_python import bare_python
 
@@ -43,7 +44,15 @@ def outside_path(monkeypatch: pytest.MonkeyPatch, directory: Path, *, preload: s
     return directory / "where"
 
 
-@pytest.mark.parametrize("preload", [pytest.param("torch", id="forked"), pytest.param("", id="exec'd")])
+@pytest.mark.parametrize(
+    "preload",
+    [
+        pytest.param("torch", id="forked"),
+        pytest.param(
+            "", id="exec'd", marks=only_long("a child that is exec'd is one of the interpreters of the other row")
+        ),
+    ],
+)
 def test_session_runs_and_each_interpreter_finds_the_library(
     start: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, preload: str
 ) -> None:

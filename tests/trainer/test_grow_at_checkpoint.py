@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.local_run import LocalRun
 from harness.polling import until
+from tests.long import only_long
 
 SCRIPT = """
 import json, os, sys, time
@@ -51,6 +52,7 @@ def _steps(directory: Path) -> list[tuple[int, int]]:
     return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
+@only_long("tests/e2e/test_scripts.py has it on real pods")
 def test_script_grows_right_after_its_checkpoint(tmp_path: Path) -> None:
     script, checkpoints = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(SCRIPT)

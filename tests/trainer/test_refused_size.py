@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from harness.local_run import LocalRun
+from tests.long import only_long
 
 SCRIPT = """
 import json, sys, time
@@ -49,7 +48,7 @@ def _steps(directory: Path) -> list[tuple[float, int, int]]:
     return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
-@pytest.mark.slow
+@only_long("tests/e2e/test_scripts.py has it on real pods")
 def test_script_that_asserts_its_world_size_trains_on_at_the_size_before(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.local_run import LocalRun
+from tests.long import only_long
 
 POSTS = """
 import json, os, sys, time, urllib.request
@@ -97,6 +98,9 @@ def run(tmp_path: Path) -> Callable[..., LocalRun]:
     return begin
 
 
+@only_long(
+    "tests/e2e/test_scripts.py has the protocol on real pods, and tests/unit/controller what follows from a crash"
+)
 def test_program_that_posts_shows_its_step_and_resumes(
     run: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
