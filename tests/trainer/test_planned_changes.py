@@ -1,4 +1,4 @@
-"""Planned changes of scripts that save in place: real agents, real processes, random moments. No checkpoint may be broken.
+"""Changes of scripts that save in place: real agents, real processes, random moments. No checkpoint may be broken.
 
 Each script writes a checkpoint of several files over the one before, which takes 0.5 to 2 s. Its next process reads them first, and
 notes `broken` if one is not complete or is of another step than the others.
@@ -23,7 +23,7 @@ from harness.local_run import LocalRun
 from harness.polling import until
 from regroup.protocol import wire
 from regroup.protocol.state import Phase
-from tests.long import trials
+from tests.long import only_long, trials
 from tests.trainer.agent_edge import OperatorEdge, Worker, generation
 
 BEGIN = """
@@ -162,11 +162,11 @@ class Changes:
         return [h.body.message for h in self.operator.heard if isinstance(h.body, wire.Fault)]
 
 
-@pytest.mark.slow
+@only_long("the job below that is scaled replaces its ranks, too")
 def test_ranks_that_are_replaced_at_random_moments_never_break_a_checkpoint(
     operator: OperatorEdge, pair: Worker
 ) -> None:
-    changes, moments, times = Changes(operator, pair, IN_PLACE), random.Random(31), trials(4, long=20)
+    changes, moments, times = Changes(operator, pair, IN_PLACE), random.Random(31), 20
     for _ in range(times):
         changes.wait_saved()
         time.sleep(moments.uniform(0.0, 2.0))
@@ -188,7 +188,7 @@ def test_saves_of_processes_that_hold_or_make_no_steps_are_waited_for(
 ) -> None:
     """Changes come `moment_s` after the end of a save, and up to 1.3 s later."""
     changes, moments = Changes(operator, worker, text), random.Random(7)
-    for _ in range(2):
+    for _ in range(trials(1, long=3)):
         changes.wait_saved()
         time.sleep(moment_s + moments.uniform(0.0, 1.3))
         changes.next()
@@ -249,6 +249,16 @@ def test_pod_that_is_deleted_in_the_middle_of_a_save_leaves_a_complete_checkpoin
     assert len(steps_in(worker.directory)) == 1
 
 
+def test_forced_change_in_the_middle_of_a_save_leaves_a_complete_checkpoint(
+    operator: OperatorEdge, worker: Worker
+) -> None:
+    """Another member was lost, for example. The next processes read the checkpoint."""
+    changes = Changes(operator, worker, SAVES)
+    wait_for_the_middle_of_a_save(worker.directory)
+    changes.next("forced")
+    assert changes.faults() == []
+
+
 def test_local_run_that_is_interrupted_in_the_middle_of_a_save_leaves_a_complete_checkpoint(
     tmp_path: Path, start: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +280,7 @@ SAVES_AND_ENDS = """if told:
         sys.exit({code})"""
 
 
+@only_long("tests/e2e/test_scripts.py has it on real pods")
 def test_script_that_is_told_by_its_own_signal_saves_and_ends(operator: OperatorEdge, worker: Worker) -> None:
     text = ALONE.format(before=FLAG.format(name="SIGUSR1"), after=SAVES_AND_ENDS.format(code=3))
     changes = Changes(operator, worker, text, REGROUP_STOP_SIGNAL="SIGUSR1", REGROUP_STOP_SECONDS="30")
@@ -314,7 +325,7 @@ def test_job_that_is_scaled_at_random_moments_never_breaks_a_checkpoint(
         return [one for one in map(json.loads, lines) if one["what"] == what]
 
     workers, generation_before = 2, 0
-    for _ in range(trials(5, long=20)):
+    for _ in range(trials(4, long=20)):
         generation_before = run.trains(workers, after=generation_before)["membership"]["generation"]
         saved = len(noted("saved"))
         until(lambda saved=saved: len(noted("saved")) > saved, "one more checkpoint", timeout_s=60)  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Ends the processes of a script so that no file is broken that they write: hold, wait for writers, then SIGTERM. Pure.
 
-Used where a change is planned: another number of workers, a drain, suspension, the end of the job. A rank that is dead is no
-planned change: the others hang in a collective, and are ended at once.
+Used where a change is planned: another number of workers, a drain, suspension, the end of the job. If a rank is dead, the change is
+*forced*, since the others hang in a collective. It waits only for a file that is being written, for FORCED_S at most.
 
 1. *Hold.* Each process that makes optimizer steps is asked to stop after its next one (group_hook.py). Between two files of one
    save no file is open, so this comes first. A process may not arrive, because it waits in a collective for one that holds.
@@ -36,7 +36,12 @@ ARRIVE_S = 5.0
 ARRIVE_STEPS = 3
 """The same in steps, where they take longer."""
 
-HOLDING, TOLD, FROZEN = "holding", "told", "frozen"
+FORCED_S = 10.0
+"""Longest wait for writers in a forced change. With the grace it is within the time that a generation has to form."""
+FORCED_IDLE_S = 0.5
+"""The same as IDLE_S and GAP_S in a forced change. Each recovery would pay those 2 s where a log stays open."""
+
+HOLDING, TOLD, FROZEN, WRITING = "holding", "told", "frozen", "writing"
 """Stages. An empty text: no planned end runs."""
 
 
@@ -87,6 +92,17 @@ class PlannedEnd:
         for process in self._running:
             self._ask(process)
 
+    def force(self, now_s: float) -> None:
+        """Begin a forced end, or make one of an end that runs. It is over once no file is being written, or after FORCED_S."""
+        until_s = now_s + min(FORCED_S, self._worker.identity.terms.seconds)
+        if self.runs:
+            self._until_s = min(self._until_s, until_s)
+            self._thaw()
+        else:
+            self._began_s, self._until_s, self._said_file = now_s, until_s, ""
+        if self._stage not in (TOLD, WRITING):
+            self._stage, self._look_s, self._writers = WRITING, now_s, Writers(FORCED_IDLE_S)
+
     def stepped(self, process: Process) -> None:
         """Take in that a process has made steps, which its hook reports. One that was not asked before is asked to hold."""
         if self._stage in (HOLDING, FROZEN):
@@ -94,10 +110,13 @@ class PlannedEnd:
 
     def looked(self, look: Look, now_s: float) -> None:
         """Take in a look at the open files, and decide what follows from it."""
-        if self._stage not in (HOLDING, FROZEN):
+        if self._stage not in (HOLDING, FROZEN, WRITING):
             return
         writers = self._writers
         writers.take(look, now_s)
+        if self._stage == WRITING:
+            self._wait_for_writers(now_s)
+            return
         if self._stage == FROZEN:
             if self._is_quiet(now_s):
                 self._until_s = now_s
@@ -114,6 +133,18 @@ class PlannedEnd:
             self._look_s = now_s + LOOK_EVERY_S
             self._say_file(now_s)
 
+    def _wait_for_writers(self, now_s: float) -> None:
+        """Go on looking while a file is written. A process that has come to the end of its save holds before it begins another."""
+        wrote_s = self._writers.wrote_s
+        if not self._writers.is_active and (wrote_s is None or now_s - wrote_s >= FORCED_IDLE_S):
+            self._until_s = now_s
+            return
+        self._look_s = now_s + LOOK_EVERY_S
+        self._worker.parting = self._worker.parting or (self._began_s, self._until_s - self._began_s + KILLED_S)
+        for process in self._running:
+            self._ask(process)
+        self._say_file(now_s)
+
     def tick(self, now_s: float) -> bool:
         """Run the timers. Return True once, when it is over and the caller must send SIGTERM and then call `let_go`."""
         if not self.runs:
@@ -121,7 +152,9 @@ class PlannedEnd:
         if now_s >= self._until_s:
             if self._stage != TOLD and self._writers.is_active and self._writers.newest:
                 text = f"{self._writers.newest} was still being written after {now_s - self._began_s:.0f} s; its process is ended."
-                self._worker.effects.append(ev.Log(text + " Raise spec.recovery.gracefulStop.seconds."))
+                bounded = now_s - self._began_s < self._worker.identity.terms.seconds
+                hint = "" if bounded else " Raise spec.recovery.gracefulStop.seconds."
+                self._worker.effects.append(ev.Log(text + hint))
             return True
         if self._look_s is not None and now_s >= self._look_s:
             self._look_s = None

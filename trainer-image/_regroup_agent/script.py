@@ -1,8 +1,8 @@
 """The Script tier, and jobs whose tier is not known yet: every generation gets new processes with its environment.
 
-A planned change ends the old processes so that no file is broken that they write (planned_end.py), and a forced one at once.
-They get SIGTERM and a grace. If a process fails by itself, its siblings are ended as well, since they would wait
-for it until a collective times out. That is one fault, and new processes wait for a newer generation.
+A planned change ends the old processes so that no file is broken that they write. A forced one waits for such a file for 10 s at
+most (planned_end.py). They get SIGTERM and a grace. If a process fails by itself, its siblings are ended as well, since they
+would wait for it until a collective times out. That is one fault, and new processes wait for a newer generation.
 
 A hook in each process tells when it has passed `init_process_group` (group_hook.py). Only then the worker trains.
 Processes without such a word count as unobserved after a time (docs/design/adr/0011-running-in-the-script-tier.md). Those of a
@@ -91,10 +91,11 @@ class Script:
         worker.script_cause = None
         if worker.running:
             worker.replacing = True
+            if self.has_sent_sigterm:
+                return
             if not is_planned:
-                self.end(now_s)
-                self._planned.let_go()
-            elif not self.has_sent_sigterm:
+                self._planned.force(now_s)
+            else:
                 self._planned.begin(now_s + worker.identity.terms.seconds, now_s)
         else:
             self._launch_at_s = max(now_s, self._launch_at_s or now_s)
@@ -171,7 +172,7 @@ class Script:
             worker.crashes = 0
         self._launch_at_s = now_s + worker.next_delay_s()
         if worker.running:
-            self.end(now_s)
+            self._planned.force(now_s)
 
     def end(self, now_s: float) -> None:
         """Send SIGTERM to the processes, unless it was sent before. SIGKILL follows after the grace."""

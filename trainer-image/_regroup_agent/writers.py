@@ -82,9 +82,11 @@ class _Seen:
 
 
 class Writers:
-    """The result of all looks at a worker's processes. One object serves one planned end."""
+    """The result of all looks at a worker's processes. One object serves one end of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        """`idle_s`: a file is no longer being written once its position has not moved for so long."""
+        self._idle_s = idle_s
         self._open: dict[tuple[int, int, str], _Seen] = {}
         self._positions: Mapping[tuple[int, int, str], int] = {}
         self._written_bytes: Mapping[int, int] | None = None
@@ -140,7 +142,7 @@ class Writers:
                 continue
             if new.moved_s == now_s and not is_first:
                 self._saw(key[2], position, now_s)
-            self._is_active |= now_s - new.moved_s < IDLE_S
+            self._is_active |= now_s - new.moved_s < self._idle_s
         for key in before:
             if key not in look.files:  # it was written until it was closed
                 self._saw(key[2], self._positions.get(key, 0), now_s)

@@ -10,7 +10,7 @@ import pytest
 
 from _regroup_agent import events as ev
 from _regroup_agent.ending import Terms
-from _regroup_agent.planned_end import ARRIVE_S, FROZEN_S, GAP_S
+from _regroup_agent.planned_end import ARRIVE_S, FORCED_IDLE_S, FORCED_S, FROZEN_S, GAP_S, KILLED_S
 from _regroup_agent.script import GRACE_S
 from _regroup_agent.writers import IDLE_S, LOG_S, SAVED_BYTES, Look, Writers, may_be_saved
 from regroup.protocol import local, wire
@@ -248,6 +248,62 @@ def test_forced_change_ends_the_processes_at_once() -> None:
     drive = runs(2).generation(2)
     assert signals(drive) == [(0, TERM), (1, TERM)]
     assert drive.told(local.Hold) == []
+
+
+@pytest.mark.parametrize(
+    ("look", "wants_s"),
+    [
+        pytest.param(lambda _: Look(), 0.0, id="nothing is open"),
+        pytest.param(lambda _: NOTHING, 0.0, id="it has saved before"),
+        pytest.param(lambda t: file(int(t * 1e6)) if t < 3 else NOTHING, 3 + FORCED_IDLE_S, id="a save in the middle"),
+        pytest.param(lambda t: file(int(t * 1e6)) if (t + 0.5) % 1 > 0.3 and t < 3 else NOTHING, 3 + FORCED_IDLE_S,
+                     id="a save of several files"),
+        pytest.param(lambda t: file(int(t * 1e6)) if t < 3 else file(3_000_000), 3 + FORCED_IDLE_S, id="a file that stays open"),
+        pytest.param(lambda _: file(0), FORCED_IDLE_S, id="an open log"),
+        pytest.param(lambda t: file(int(t * 1e6)), FORCED_S, id="a thread writes for ever: the bound"),
+        pytest.param(lambda _: file(0, waits=True), FORCED_S, id="a dead volume: the bound"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("steps", [True, False])
+@pytest.mark.parametrize("way", ["a newer generation", "a sibling that failed", "in the middle of a planned end"])
+def test_time_until_sigterm_of_a_forced_change(
+    look: Callable[[float], Look], wants_s: float, steps: bool, way: str
+) -> None:
+    drive = runs(2, steps=steps)
+    if way == "in the middle of a planned end":
+        drive.look = lambda now_s: file(int(now_s * 1e6))
+        planned(drive).wait(1.0)
+    began_s = drive.now_s
+    drive.look = lambda now_s: look(now_s - began_s)
+    if way == "a sibling that failed":
+        drive.exits(1, 1)
+    else:
+        drive.generation(3)
+    assert wants_s <= ended_after(drive) <= wants_s + 0.25
+
+
+def test_process_whose_save_a_forced_change_waits_for_begins_no_other() -> None:
+    drive = runs(2)
+    drive.look = lambda now_s: file(int(now_s * 1e6))
+    assert [rank for rank, _ in drive.generation(2).told(local.Hold)] == [0, 1]
+    drive.look = NOTHING
+    ended_after(drive)
+    assert [rank for rank, _ in drive.told(local.Go)] == [0, 1]
+
+
+def test_forced_change_has_the_users_bound_if_that_is_shorter() -> None:
+    drive = runs(terms=Terms(3.0))
+    drive.look = lambda now_s: file(int(now_s * 1e6))
+    assert 3.0 <= ended_after(drive.generation(2)) <= 3.2
+
+
+def test_operator_gives_a_forced_generation_time_only_where_a_file_is_waited_for() -> None:
+    drive = runs()
+    assert drive.generation(2).report.condition.busy == ()
+    saving = runs()
+    saving.look = lambda now_s: file(int(now_s * 1e6))
+    (busy,) = saving.generation(2).wait(0.5).report.condition.busy
+    assert (busy.kind, busy.max_s) == ("parting", FORCED_S + KILLED_S)
 
 
 def test_forced_change_in_the_middle_of_a_planned_one_does_not_wait() -> None:
