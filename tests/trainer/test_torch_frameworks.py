@@ -102,6 +102,25 @@ def test_killed_stopped_and_grown_script_goes_on_from_its_checkpoint_to_the_righ
     assert ended(run, 3, f"ends at step {STEPS}") == []
 
 
+FABRIC = """
+import lightning as L
+import torch
+fabric = L.Fabric(accelerator="cpu", devices=8, num_nodes=3)
+fabric.launch()
+print(f"process {fabric.global_rank} of {fabric.world_size} ends with", int(fabric.all_reduce(torch.ones(1), reduce_op="sum")))
+"""
+
+
+@pytest.mark.slow
+def test_fabric_of_lightning_forms_one_group(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    """There are two processes in each of two workers. The script says other numbers."""
+    script = tmp_path / "fabric.py"
+    script.write_text(FABRIC)
+    run = start("--workers", "2", "--processes-per-worker", "2", python_with("lightning"), str(script))
+    assert run.process.wait(120) == 0, run.log.read_text()
+    assert ended(run, 4, "ends with 4") == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=only_long("as stage 1")), 3])
