@@ -216,10 +216,10 @@ venv-oldest: .venv-oldest/.synced ## Install every locked package into .venv-old
 .PHONY: venv-frameworks
 venv-frameworks: .venv-frameworks/.synced .venv-torch-frameworks/.synced ## Install JAX, XGBoost and TensorFlow into .venv-frameworks, for CPUs (2.2 GB), and what needs torch into .venv-torch-frameworks (110 MB)
 
-# Apart from .venv: it stands for a user's image, in which nothing of ours is.
+# Apart from .venv: it stands for a user's image, in which nothing of ours is. tf-keras wants the large package of TensorFlow.
 .venv-frameworks/.synced: tests/trainer/frameworks.txt | venv
 	@$(UV) venv --quiet --allow-existing --python $(PY) .venv-frameworks
-	@$(UV) pip install --quiet --python .venv-frameworks/bin/python --requirement $<
+	@$(UV) pip install --quiet --python .venv-frameworks/bin/python --requirement $< --override <(echo "tensorflow ; python_version < '3'")
 	@touch $@
 
 # It sees .venv by a .pth file, so there is no second torch (4.6 GB). DeepSpeed's setup imports torch and would build CUDA operators.

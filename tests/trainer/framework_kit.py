@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from harness.local_run import LocalRun
+from harness.processes import children
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "manifests" / "samples"
@@ -56,3 +58,24 @@ def ended(run: LocalRun, world_size: int, end: str) -> list[int]:
     """Return the ranks whose last words the log lacks: `process R of N` and the text `end`."""
     text = run.log.read_text()
     return [rank for rank in range(world_size) if f"process {rank} of {world_size} {end}" not in text]
+
+
+def process_of(run: LocalRun, slot: int) -> int:
+    """Return the pid of a worker's process, which is its agent's only child where no zygote is."""
+    (agent,) = (pid for pid, worker in run.agents().items() if worker.startswith(f"local-worker-{slot}-"))
+    (process,) = children(agent)
+    return process
+
+
+def breaks_and_goes_on(run: LocalRun, *pids: int, signum: int = signal.SIGKILL) -> None:
+    """Kill or stop processes of a job with two, and wait until both have gone on from a checkpoint and two more were saved."""
+    before, generation = len(begins(run)), run.status()["membership"]["generation"]
+    for pid in pids:
+        os.kill(pid, signum)
+    run.wait(lambda _: len(begins(run)) == before + 2, "both begin again", timeout_s=180)
+    (_, size, step), (_, other_size, other_step) = begins(run)[before:]
+    assert (size, step) == (other_size, other_step)
+    assert size == 2
+    assert step >= EVERY, "from a checkpoint"
+    run.trains(2, after=generation)
+    run.wait(lambda s: s["progress"].get("step", 0) >= step + 2 * EVERY, "two more checkpoints", timeout_s=180)

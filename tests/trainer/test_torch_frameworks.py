@@ -23,8 +23,8 @@ from tests.trainer.framework_kit import (
     SAMPLES,
     STEPS,
     all_begun,
-    begins,
     begun,
+    breaks_and_goes_on,
     ended,
     python_with,
 )
@@ -51,17 +51,8 @@ def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((one for one in status.get("conditions", ()) if one["type"] == kind), {})
 
 
-def breaks_and_goes_on(run: LocalRun, signum: int = signal.SIGKILL) -> None:
-    """Kill or stop one of two processes, and wait until both have gone on from a checkpoint and two more were saved."""
-    before, generation = len(begins(run)), run.status()["membership"]["generation"]
-    os.kill(run.trainers()["local-worker-1-0"], signum)
-    run.wait(lambda _: len(begins(run)) == before + 2, "both begin again", timeout_s=180)
-    (_, size, step), (_, other_size, other_step) = begins(run)[before:]
-    assert (size, step) == (other_size, other_step)
-    assert size == 2
-    assert step >= EVERY, "from a checkpoint"
-    run.trains(2, after=generation)
-    run.wait(lambda s: s["progress"].get("step", 0) >= step + 2 * EVERY, "two more checkpoints", timeout_s=180)
+def victim(run: LocalRun) -> int:
+    return run.trainers()["local-worker-1-0"]
 
 
 @pytest.mark.slow
@@ -87,8 +78,8 @@ def test_killed_stopped_and_grown_script_goes_on_from_its_checkpoint_to_the_righ
     assert begun(run, 2) == {(0, 0), (1, 0)}
     assert (seen["progress"]["source"], seen["summary"]["ready"]) == ("Logged", "2/2")
     pods = set(run.agents())
-    breaks_and_goes_on(run)
-    breaks_and_goes_on(run, signal.SIGSTOP)
+    breaks_and_goes_on(run, victim(run))
+    breaks_and_goes_on(run, victim(run), signum=signal.SIGSTOP)
     assert set(run.agents()) == pods, "the pods stay"
     incidents = {one["cause"] for one in run.status()["incidents"]}
     assert {"ProcessExited", "Hung"} <= incidents, incidents
@@ -136,7 +127,7 @@ def test_deepspeed_with_zero_refuses_another_size_and_goes_on_at_the_size_before
         *("--steps", str(steps), "--every", str(EVERY), "--pace", PACE_S),
     )
     run.wait(lambda s: s.get("progress", {}).get("step", 0) > EVERY, "a checkpoint", timeout_s=300)
-    breaks_and_goes_on(run)
+    breaks_and_goes_on(run, victim(run))
     run.wait(lambda s: s.get("lastGoodSize") == 2, "two workers have trained for a while")
     run.scale(3)
     refused = run.wait(lambda s: "refusedSize" in s, "DeepSpeed refuses three processes", timeout_s=180)
@@ -200,8 +191,8 @@ def test_hugging_faces_trainer_shows_its_progress_and_goes_on_from_its_checkpoin
     assert seen["summary"]["progress"] == f"{100 * progress['step'] // steps}%"
     # The Trainer writes this file last, so a kill finds a complete checkpoint.
     run.wait(lambda _: (output / f"checkpoint-{EVERY}" / "trainer_state.json").exists(), "a checkpoint")
-    breaks_and_goes_on(run)
-    breaks_and_goes_on(run, signal.SIGSTOP)
+    breaks_and_goes_on(run, victim(run))
+    breaks_and_goes_on(run, victim(run), signum=signal.SIGSTOP)
     again = run.status()
     assert 0 < again["progress"]["loss"] < 4, "the loss of a model that knows nothing is ln(64) = 4.16"
 

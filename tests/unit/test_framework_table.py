@@ -44,7 +44,7 @@ def test_each_cell_has_a_test_that_exists() -> None:
         ("tests/unit/test_nothing.py::test_a", "tests/unit/test_nothing.py"),
         ("tests/unit/test_framework_table.py::test_nothing", "test_nothing"),
         ("tests/trainer/test_frameworks.py::"
-         "test_killed_and_grown_script_goes_on_from_its_checkpoint_to_the_right_end[Fortran]", "[Fortran]"),
+         "test_killed_stopped_and_resized_script_goes_on_from_its_checkpoint_to_the_right_end[Fortran]", "[Fortran]"),
     ],
 )  # fmt: skip
 def test_a_test_that_is_not_there_is_found(test: str, want: str) -> None:
