@@ -76,7 +76,7 @@ test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Re
 
 .PHONY: test-frameworks
 test-frameworks: venv venv-frameworks ## Samples of every framework: killed, stopped, grown, run to their end; real launchers
-	REGROUP_SLOW=1 $(PYTEST) --durations=5 tests/trainer/test_frameworks.py tests/trainer/test_torch_frameworks.py
+	REGROUP_SLOW=1 $(PYTEST) -n 2 --dist loadfile --durations=5 tests/trainer/test_frameworks.py tests/trainer/test_torch_frameworks.py
 	.venv-torch-frameworks/bin/python -m pytest -q --durations=5 tests/unit/agent/test_launchers.py tests/trainer/test_launchers.py
 	$(took)
 
