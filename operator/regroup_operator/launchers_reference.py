@@ -50,8 +50,9 @@ A count that the spec contradicts refuses the job, with both values in the sente
 configuration file, variables from a ConfigMap) is compared there, and the job then fails with a sentence. To change
 `spec.replicas` of a running job, write `spec.elasticPolicy` itself: the API server does not read the command.
 
-**Limits.** Programs that import mpi4py or Horovod find their peers only through MPI or horovodrun. A job of several processes with
-such a program ends with a sentence. An option that is not in these tables is refused.
+**Limits.** Programs that import mpi4py find their peers only through MPI. A job of several processes with such a program ends
+with a sentence. Under horovodrun and mpirun `horovod.torch` is [the library's](../how-to/frameworks.md#horovod). An option that
+is not in these tables is refused.
 Condition Accepted names the ignored options of a job's command, and the pod's log says why each changes nothing.
 """
 _OF = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAME = "regroup"
+HOROVOD = "horovod"
 PACKAGES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "packages")
 """Directory of the library, beside the one of this text (library.py)."""
 SAY_S = 2.0
@@ -35,6 +36,8 @@ class Finder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the module of the user's own packages, else the library's. Raises for a part that a foreign package lacks."""
+        if name == HOROVOD and os.environ.get("REGROUP_HOROVOD") == "1":
+            return self._as_horovod()
         if name != NAME and not (self.foreign and name.startswith(NAME + ".")):
             return None
         spec = self._of_the_user(name, path, target)
@@ -49,6 +52,17 @@ class Finder:
             self.foreign = str(spec.origin)
             self._judge_names(spec.loader)
         return spec
+
+    def _as_horovod(self) -> Any:
+        """Return the package that gives the library's API of Horovod that name. It wins over an installed Horovod.
+
+        An installed one would find no other process, since no horovodrun serves its rendezvous, and each would train alone.
+        """
+        library = self.find_spec(NAME)
+        places = getattr(library, "submodule_search_locations", None) or ()
+        return importlib.machinery.PathFinder.find_spec(
+            HOROVOD, [os.path.join(place, "horovod", "as_horovod") for place in places]
+        )
 
     def _of_the_user(self, name: str, path: Any, target: Any) -> Any:
         for finder in sys.meta_path:

@@ -15,6 +15,7 @@ RESERVED_ENV: dict[Framework, tuple[str, ...]] = {
     "DeepSpeed": ("LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     "Horovod": (
         "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE",
+        "REGROUP_HOROVOD",
     ),
     "TensorFlow": ("TF_CONFIG",),
     "JAX": (

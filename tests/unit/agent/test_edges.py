@@ -200,7 +200,10 @@ def test_command_that_cannot_work_is_refused(command: list[str], word: str) -> N
 @pytest.mark.parametrize(
     ("text", "want"),
     [("import regroup", True), ("if x:\n    from regroup import session", True), ("import os, regroup", True),
-     ("import regrouping", False), ("# import regroup", False), ("from . import regroup", False), ("", False)],
+     ("import regrouping", False), ("import regroup.horovod as hvd", False),
+     ("from regroup import horovod as hvd", False),
+     ("from regroup.horovod import init", False), ("import regroup.horovod, regroup", True),
+     ("# import regroup", False), ("from . import regroup", False), ("", False)],
 )  # fmt: skip
 def test_script_that_imports_the_library_is_a_sessions(text: str, want: bool) -> None:
     assert imports_library(text) is want

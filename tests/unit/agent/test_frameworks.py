@@ -73,7 +73,7 @@ def test_all_processes_of_a_generation_agree_on_its_size_and_each_has_a_rank_of_
             frameworks.HOROVOD,
             {
                 "HOROVOD_RANK": "3", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
-                "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "3",
+                "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "3", "REGROUP_HOROVOD": "1",
             },
             id="Horovod six ranks",
         ),

@@ -449,7 +449,7 @@ def test_counts_that_only_the_pod_knows_are_compared_there(
     ("launcher", "source", "size", "refused"),
     [
         ("mpirun", "from mpi4py import MPI", "2", True),
-        ("horovodrun", "import torch\n  import horovod.torch as hvd", "4", True),
+        ("horovodrun", "import torch\n  import horovod.torch as hvd", "4", False),
         ("mpirun", "import mpi4py", "1", False),
         ("mpirun", "import torch", "4", False),
         ("torchrun", "import mpi4py", "4", False),

@@ -12,7 +12,11 @@ from pathlib import Path, PurePath
 from regroup.protocol import env, launchers
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
-_IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b(?!\.horovod\b|[ \t]+import[ \t]+horovod\b)",
+    re.MULTILINE,
+)
+"""Imports that make a script a session. `regroup.horovod` is Horovod's API for a script, which stays one."""
 SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)

@@ -78,9 +78,9 @@ def deepspeed(place: Place) -> dict[str, str]:
 
 
 def horovod(place: Place) -> dict[str, str]:
-    """Return the ranks by Horovod's names.
+    """Return the ranks by Horovod's names, and the switch that makes `import horovod.torch` give the library's API of Horovod.
 
-    Its rendezvous is missing, because no horovodrun serves it: the program must form its group over torch.distributed.
+    The rendezvous of an installed Horovod is missing, because no horovodrun serves it. So the library takes its name.
     """
     names = {
         "RANK": place.rank,
@@ -90,7 +90,11 @@ def horovod(place: Place) -> dict[str, str]:
         "CROSS_RANK": place.generation.group_rank,
         "CROSS_SIZE": place.num_workers,
     }
-    return {**pytorch(place), **{f"HOROVOD_{name}": str(value) for name, value in names.items()}}
+    return {
+        **pytorch(place),
+        env.HOROVOD: "1",
+        **{f"HOROVOD_{name}": str(value) for name, value in names.items()},
+    }
 
 
 def tensorflow(place: Place) -> dict[str, str]:

@@ -22,12 +22,17 @@ from .environment import hooked_env
 
 HAS_OWN_PARSER = ("torchrun", "accelerate", "deepspeed")
 _SHEBANG_TRICK = re.compile(rb"""^'''exec' ["']?([^"'\n]+?)["']? "\$0" "\$@"$""", re.MULTILINE)
-_NEEDS_MPI = re.compile(r"^[ \t]*(?:import|from)[ \t]+(mpi4py|horovod)\b", re.MULTILINE)
+_NEEDS_MPI = re.compile(r"^[ \t]*(?:import|from)[ \t]+(mpi4py)\b", re.MULTILINE)
 _MPI_NAMES = {
     "OMPI_COMM_WORLD_RANK": env.RANK, "OMPI_COMM_WORLD_SIZE": env.WORLD_SIZE, "OMPI_COMM_WORLD_LOCAL_RANK": env.LOCAL_RANK,
     "OMPI_COMM_WORLD_LOCAL_SIZE": env.LOCAL_WORLD_SIZE, "OMPI_COMM_WORLD_NODE_RANK": env.LOCAL_RANK,
 }  # fmt: skip
 """Open MPI's names, which scripts for mpirun read, and where their values come from."""
+_HOROVOD_NAMES = {
+    "HOROVOD_RANK": env.RANK, "HOROVOD_SIZE": env.WORLD_SIZE, "HOROVOD_LOCAL_RANK": env.LOCAL_RANK,
+    "HOROVOD_LOCAL_SIZE": env.LOCAL_WORLD_SIZE, "HOROVOD_CROSS_RANK": env.GROUP_RANK,
+}  # fmt: skip
+"""Names that scripts for horovodrun read."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,10 @@ class Program:
         """Return the environment of one process: `environ`, and what the launcher adds. Ranks and addresses stay Regroup's."""
         out = {**environ, **{name: value for name, value in self.environ.items() if not _is_ours(name)}}
         if self.launcher in ("horovodrun", "mpirun"):
-            out.update({name: environ[of] for name, of in _MPI_NAMES.items() if of in environ})
+            # Either of them starts scripts of Horovod, whose name the library's API takes.
+            out[env.HOROVOD] = "1"
+            names = {**_MPI_NAMES, **_HOROVOD_NAMES}
+            out.update({name: environ[of] for name, of in names.items() if of in environ})
         if self.launcher in ("deepspeed", "accelerate") and env.LOCAL_WORLD_SIZE in environ:
             out.setdefault("LOCAL_SIZE", environ[env.LOCAL_WORLD_SIZE])  # DeepSpeed without GPUs asks for it
         return out
@@ -143,7 +151,7 @@ def contradiction(launcher: str, answer: Mapping[str, Any], environ: Mapping[str
 
 
 def needs_mpi(launcher: str, source: str, environ: Mapping[str, str]) -> str | None:
-    """Return a sentence if a script for mpirun or horovodrun imports a library that works only under the real launcher.
+    """Return a sentence if a script for mpirun or horovodrun imports mpi4py, which works only under the real launcher.
 
     Each of its processes would train alone. One process alone may import it.
     """

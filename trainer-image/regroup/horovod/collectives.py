@@ -51,6 +51,13 @@ class Collectives:
         """Return the ranks of a process set."""
         return self._members[set_id]
 
+    def close(self) -> None:
+        """Destroy the groups, and with them their connections. Called once nothing runs any more."""
+        groups, self._groups = list(self._groups.values()), {}
+        for group in groups if dist.is_initialized() else ():
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+
     def run(self, order: n.Order, handle: Handle | None) -> Any:
         """Run one order and return the result. `handle` is None on a rank that has joined, or is no member of the set."""
         if self._rank not in self._members.get(order.request.set_id, ()):

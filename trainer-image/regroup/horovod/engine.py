@@ -118,6 +118,8 @@ class Engine:
                     for order in message["orders"]:
                         self._orders.put(order_of(order))
             self._fail(f"Rank 0 has ended. {SHUT_DOWN}")
+        except ConnectionError:
+            self._fail(f"Rank 0 has ended. {SHUT_DOWN}")
         except (OSError, ValueError, TypeError, KeyError) as error:
             self._fail(f"The connection to rank 0 has failed ({error}). {SHUT_DOWN}")
 

@@ -34,7 +34,7 @@ class World:
     rank: int
     size: int
     engine: Engine
-    group: Any
+    collectives: Collectives
     coordinator: Coordinator | None
     """None on all ranks but 0."""
 
@@ -63,8 +63,8 @@ def shutdown() -> None:
         return
     world, _world = _world, None
     world.engine.close()
-    if not world.engine.is_running and dist.is_initialized():
-        dist.destroy_process_group(world.group)
+    if not world.engine.is_running:
+        world.collectives.close()
 
 
 def is_initialized() -> bool:
@@ -162,7 +162,8 @@ def _connect(group: Any, backend: str) -> World:
     connection.settimeout(None)
     notice_lost_machines(connection)
     connection.sendall(token + rank.to_bytes(4, "big"))
-    return World(rank, size, Engine(connection, Collectives(rank, group, backend)), group, coordinator)
+    collectives = Collectives(rank, group, backend)
+    return World(rank, size, Engine(connection, collectives), collectives, coordinator)
 
 
 atexit.register(shutdown)

@@ -1,0 +1,5 @@
+"""The name `horovod.common.exceptions`."""
+
+from regroup.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]

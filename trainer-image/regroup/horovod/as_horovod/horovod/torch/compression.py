@@ -1,0 +1,3 @@
+"""The name `horovod.torch.compression`."""
+
+from regroup.horovod import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""The name `horovod.torch.functions`."""
+
+from regroup.horovod import *  # noqa: F403

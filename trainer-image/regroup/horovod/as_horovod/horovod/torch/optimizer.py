@@ -1,0 +1,3 @@
+"""The name `horovod.torch.optimizer`."""
+
+from regroup.horovod import *  # noqa: F403
