@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from regroup.horovod import negotiation as n
+from regroup.horovod.adasum import combine
 from regroup.horovod.handles import Handle
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)
@@ -109,7 +110,8 @@ class Collectives:
         for dtype, indices in by_type.items():
             flat = torch.cat([scaled(inputs[i].detach(), request.factors[0]).reshape(-1) for i in indices])
             if request.op == ADASUM:
-                flat = self._adasum(flat, group, num_members)
+                lengths = [inputs[i].numel() for i in indices]
+                flat = averaged(self._adasum(flat, lengths, group, num_members), request.factors[1], 1, dtype)
             elif flat.numel():
                 carried = flat.to(_CARRIED_ON_CPU.get(dtype, dtype)) if flat.device.type == "cpu" else flat
                 dist.all_reduce(carried, _REDUCTIONS[request.op], group=group)
@@ -121,13 +123,11 @@ class Collectives:
                 at += inputs[i].numel()
         return results if len(inputs) == 1 else [result.clone() for result in results]
 
-    def _adasum(self, flat: torch.Tensor, group: Any, num_members: int) -> torch.Tensor:
-        from regroup.horovod.adasum import combine  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
+    def _adasum(self, flat: torch.Tensor, lengths: Sequence[int], group: Any, num_members: int) -> torch.Tensor:
+        """Return the combination of each tensor. `flat` has tensors of these lengths, one behind the other."""
         parts = [torch.empty_like(flat) for _ in range(num_members)]
         dist.all_gather([as_bytes(part) for part in parts], as_bytes(flat), group=group)
-        result: torch.Tensor = combine(parts)
-        return result
+        return torch.cat([combine(pieces) for pieces in zip(*(torch.split(part, list(lengths)) for part in parts))])
 
     def _allgather(self, order: n.Order, handle: Handle | None) -> list[torch.Tensor]:
         """Return the concatenation of each tensor. Ranks with fewer rows send padding, since gloo wants equal sizes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from regroup.horovod import world
+from regroup.horovod import adasum, world
 from regroup.horovod.collectives import ADASUM, AVERAGE, DTYPES, MAX, MIN, PRODUCT, SUM
 from regroup.horovod.errors import HorovodInternalError
 from regroup.horovod.handles import Handle
@@ -89,8 +89,9 @@ def _check_op(op: int, process_set: ProcessSet) -> None:
     if op == Adasum:
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
-        if world.size() & (world.size() - 1):
-            raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
+        refused = adasum.refusal(world.size())
+        if refused is not None:
+            raise NotImplementedError(refused)
 
 
 def allreduce_async(

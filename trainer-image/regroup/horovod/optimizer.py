@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import torch
 
+from regroup.horovod import delta, world
 from regroup.horovod import operations as ops
-from regroup.horovod import world
 from regroup.horovod.compression import Compression, Compressor
 from regroup.horovod.functions import broadcast_object
 from regroup.horovod.operations import Adasum, Average
@@ -213,7 +213,7 @@ def DistributedOptimizer(  # noqa: PLR0913
         named_parameters: The names must be the same on all ranks. Without them the position is the name.
         compression: `hvd.Compression.fp16` sends gradients in 16 bits.
         backward_passes_per_step: Passes that are accumulated before gradients are reduced.
-        op: `hvd.Average`, `hvd.Sum` or `hvd.Adasum`.
+        op: `hvd.Average`, `hvd.Sum` or `hvd.Adasum`. With the last one the changes of a step are combined, and not the gradients.
         gradient_predivide_factor: Gradients are divided by this before the sum, and the rest of the average after it.
         num_groups: Older name of `groups`.
         groups: Number of groups of gradients that travel together, or a list of such groups.
@@ -234,6 +234,9 @@ def DistributedOptimizer(  # noqa: PLR0913
     if isinstance(optimizer, torch.optim.Optimizer) and isinstance(getattr(optimizer, "_reducer", None), Reducer):
         optimizer._reducer.detach()  # type: ignore[attr-defined]
         optimizer.__class__ = type(optimizer).__mro__[1]
+    delta.unwrap(optimizer)
+    if op == Adasum:
+        return delta.wrap(optimizer, names, compression, backward_passes_per_step)
     base = type(optimizer)
     own = {
         name: value for name, value in vars(_Distributed).items() if name not in ("__dict__", "__weakref__", "__doc__")
