@@ -129,7 +129,7 @@ class Agent:
         self._core = Core(
             identity,
             saved,
-            session=uses_library(python),
+            session=uses_library(python, framework_of(environ)),
             preloading=has_zygote or self._launcher is not None,
             cannot_run=cannot_run,
             snapshots=_snapshots(environ, identity.processes),

@@ -210,6 +210,29 @@ def test_script_that_imports_the_library_is_a_sessions(text: str, want: bool) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "framework", "want"),
+    [
+        pytest.param("import regroup.horovod as hvd\nhvd.init()", "PyTorch", False, id="ours, not elastic"),
+        pytest.param("import regroup.horovod as hvd\n@hvd.elastic.run\n", "PyTorch", True, id="ours, elastic"),
+        pytest.param(
+            "from regroup import horovod as hvd\nhvd.init()", "Horovod", False, id="ours by from, not elastic"
+        ),
+        pytest.param(
+            "from regroup import horovod as hvd\nhvd.elastic.run(f)", "PyTorch", True, id="ours by from, elastic"
+        ),
+        pytest.param("from regroup.horovod.elastic import run\n", "PyTorch", True, id="the decorator alone"),
+        pytest.param("import horovod.torch as hvd\n@hvd.elastic.run\n", "Horovod", True, id="Horovod's name for ours"),
+        pytest.param("import horovod.torch as hvd\n@hvd.elastic.run\n", "PyTorch", False, id="Horovod itself"),
+        pytest.param("import horovod.torch as hvd\nhvd.init()", "Horovod", False, id="Horovod's name, not elastic"),
+        pytest.param("import torch\nt = my.elastic.run(1)", "Horovod", False, id="something else that is elastic"),
+        pytest.param("import regroup\nimport regroup.horovod", "PyTorch", True, id="the library beside it"),
+    ],
+)
+def test_script_of_horovod_is_a_sessions_if_it_is_elastic(text: str, framework: str, want: bool) -> None:
+    assert imports_library(text, framework) is want
+
+
+@pytest.mark.parametrize(
     ("module", "want"),
     [("regroup.train", True), ("regroup.train.__main__", True), ("regroup", False), ("train", False),
      ("regroup.trainer", False), (None, False)],

@@ -9,14 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from regroup.protocol import env, launchers
+from regroup.protocol import env, frameworks, launchers
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _IMPORT = re.compile(
-    r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b(?!\.horovod\b|[ \t]+import[ \t]+horovod\b)",
+    r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b(?!\.horovod\b)(?![ \t]+import[ \t]+horovod\b)",
     re.MULTILINE,
 )
 """Imports that make a script a session. `regroup.horovod` is Horovod's API for a script, which stays one."""
+_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)
+_OUR_HOROVOD = re.compile(
+    r"^[ \t]*((import|from)[ \t]+regroup\.horovod\b|from[ \t]+regroup[ \t]+import[ \t]+horovod\b)", re.MULTILINE
+)
+_ELASTIC = re.compile(r"\belastic\.run\b|^[ \t]*from[ \t]+[\w.]*\bhorovod\b[\w.]*\.elastic[ \t]+import\b", re.MULTILINE)
 SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
@@ -118,12 +123,16 @@ def _shells_python(text: str) -> PythonCommand | None:
     return replace(found, directory=directory, environ=environ)
 
 
-def imports_library(source: str) -> bool:
+def imports_library(source: str, framework: str = frameworks.PYTORCH) -> bool:
     """Return whether a script's text imports `regroup`. Its processes then belong to a session from the start.
 
-    Only True is certain. A script may import the library through a module of its own; the agent learns that when it attaches.
+    A script of `regroup.horovod`, or of `horovod` with that framework, has a session only if it calls `hvd.elastic.run`. Only True
+    is certain. A script may import the library through a module of its own; the agent learns that when it attaches.
     """
-    return _IMPORT.search(source) is not None
+    if _IMPORT.search(source):
+        return True
+    is_horovod = _OUR_HOROVOD.search(source) or (framework == frameworks.HOROVOD and _HOROVOD.search(source))
+    return bool(is_horovod and _ELASTIC.search(source))
 
 
 def is_library_module(module: str | None) -> bool:
@@ -131,14 +140,14 @@ def is_library_module(module: str | None) -> bool:
     return module is not None and module.split(".")[:2] == ["regroup", "train"]
 
 
-def uses_library(python: PythonCommand | None) -> bool:
-    """Return whether the command runs `regroup.train` or a script whose text imports `regroup`.
+def uses_library(python: PythonCommand | None, framework: str = frameworks.PYTORCH) -> bool:
+    """Return whether the command runs `regroup.train` or a script whose text imports `regroup` (`imports_library`).
 
     False for a file that cannot be read; the agent learns the truth when the script attaches.
     """
     if python is None or python.script is None:
         return python is not None and is_library_module(python.module)
     try:
-        return imports_library(python.script.read_text(errors="replace"))
+        return imports_library(python.script.read_text(errors="replace"), framework)
     except OSError:
         return False

@@ -116,6 +116,7 @@ class Groups:
         """Seconds that the main thread has waited for other ranks in all."""
         self.waits_since_s: float | None = None
         """Monotonic time since which the main thread waits for other ranks (`waiting`); None: it does not."""
+        self._at_abort: Callable[[], None] = _say_nothing
         self.is_applying = False
         """A commit is being applied: that is local, so nothing may communicate."""
 
@@ -504,6 +505,14 @@ class Groups:
                 backend.abort(self._asking, keep=(self._on_device, self._first))
         self.sockets.shut_down()
         self._done.set()
+        self._at_abort()
+
+    def at_abort(self, call: Callable[[], None]) -> None:
+        """Have a function called once these groups are aborted, in any thread, perhaps twice. It ends waits that are not on their
+        connections. If they have been aborted it is called now."""
+        self._at_abort = call
+        if self._aborted:
+            call()
 
     def end_in_order(self) -> None:
         """End the GPUs' communicators beside what follows, without an abort. All ranks call it after one step, and `close` later.

@@ -17,6 +17,7 @@ import torch
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _LIBRARIES = (str(Path(os.__file__).resolve().parent) + os.sep, "<frozen", "<string>")
 _TORCH_COLLECTIVES = str(Path(torch.__file__).parent / "distributed" / "distributed_c10d.py")
+_HOROVOD_WAITS = _OURS + str(Path("horovod") / "handles.py")
 MAX_CHAIN = 8
 """Calls of the main thread that are named in one line."""
 MAX_TEXT = 32_000
@@ -34,7 +35,8 @@ class Call(NamedTuple):
 
 
 class Description(NamedTuple):
-    """`where`: the innermost call of the user's own code. `in_torch`: inside a collective that the script called itself."""
+    """`where`: the innermost call of the user's own code. `in_torch`: inside a collective that the script called itself, of
+    torch or of Horovod."""
 
     where: str
     chain: str
@@ -51,7 +53,9 @@ def describe() -> Description:
     for ident in sorted(stacks, key=lambda ident: names.get(ident) != "MainThread"):
         lines.append(f"thread {names.get(ident, ident)}:")
         lines += [f'  File "{call.file}", line {call.line}, in {call.function}' for call in stacks[ident]]
-    in_torch = any(call.file == _TORCH_COLLECTIVES for call in main)
+    in_torch = any(
+        call.file == _TORCH_COLLECTIVES or (call.file, call.function) == (_HOROVOD_WAITS, "wait") for call in main
+    )
     return Description(where_of(main), chain_of(main), in_torch, "\n".join(lines)[:MAX_TEXT])
 
 

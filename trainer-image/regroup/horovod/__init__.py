@@ -5,6 +5,7 @@ The other modules are the API. Why it is built so: docs/design/adr/0083-horovod-
 A program that imports this stays a script: it starts again from its own checkpoint when a process fails.
 """
 
+from regroup.horovod import elastic
 from regroup.horovod.built import (
     ccl_built,
     cuda_built,
@@ -120,6 +121,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "cuda_built",
+    "elastic",
     "ddl_built",
     "global_process_set",
     "gloo_built",

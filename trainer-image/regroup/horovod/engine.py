@@ -92,6 +92,10 @@ class Engine:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
+    def end(self, why: str) -> None:
+        """End all waits with HorovodInternalError, now and later. Any thread."""
+        self._fail(why)
+
     @property
     def is_running(self) -> bool:
         """Return whether a collective still runs, although the world is broken or closed."""

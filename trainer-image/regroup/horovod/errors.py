@@ -15,6 +15,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+CHANGED = "The workers of the job have changed, or are about to."
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, allgather or "

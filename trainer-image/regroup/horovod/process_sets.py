@@ -64,6 +64,12 @@ def init(comm: Iterable[int] | None = None, process_sets: Iterable[ProcessSet] |
     """
     is_first = not world.is_initialized()
     world.start(comm)
+    if world.is_elastic():
+        if process_sets is not None and not isinstance(process_sets, str):
+            raise ValueError(
+                "hvd.init takes no process sets in an elastic script. Call hvd.add_process_set after each reset."
+            )
+        return
     global_process_set.ranks = list(range(world.size()))
     if is_first and process_sets is not None and not isinstance(process_sets, str):
         for each in process_sets:

@@ -1,7 +1,8 @@
 """The world of this process: how it starts and ends, and the numbers of ranks.
 
 `start` forms torch's default group unless the script has done so, and connects to the coordinator on rank 0. `shutdown` leaves that
-group in place, so that a script may call `hvd.init` again. Elastic training destroys it between both calls.
+group in place, so that a script may call `hvd.init` again. An elastic process gets its ranks later, and others in each generation
+(`follow`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import atexit
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,12 @@ from regroup.horovod.collectives import Collectives
 from regroup.horovod.coordinator import HELLO_BYTES, Coordinator, listen
 from regroup.horovod.engine import Engine
 from regroup.horovod.errors import NOT_INITIALIZED
+from regroup.protocol import env
 
 _ADDRESS_BYTES = 512
 _CONNECT_S = 120.0
+_RECONNECT_S = 10.0
+"""The same in a generation, whose ranks have just formed a group. Meanwhile the next generation has to wait."""
 
 
 @dataclass
@@ -40,12 +44,24 @@ class World:
 
 
 _world: World | None = None
+_is_waiting = False
+"""`start` was called in an elastic process, which gets its ranks once it needs them."""
+attach: Callable[[], None] | None = None
+"""Gives an elastic process its first ranks, by `follow`. Set by `elastic`."""
+
+
+def is_elastic() -> bool:
+    """Return whether the agent has given this process no rank, because each generation gives it one."""
+    return bool(os.environ.get(env.SOCKET)) and env.RANK not in os.environ
 
 
 def start(comm: Iterable[int] | None = None) -> None:
     """Join the world. A second call does nothing until `shutdown`. `comm` is as in `init` of `process_sets`."""
-    global _world
-    if _world is None:
+    global _world, _is_waiting
+    if is_elastic():
+        os.environ["HOROVOD_ELASTIC"] = "1"  # an optimizer of one rank reduces, too: there may be more of them later
+        _is_waiting = True
+    elif _world is None:
         if comm is not None and not (isinstance(comm, (list, tuple)) and len(comm) in (0, _number("WORLD_SIZE", 1))):
             raise ValueError(
                 "hvd.init takes no communicator here. Call hvd.init(), and name a part of the ranks by a process set."
@@ -58,7 +74,8 @@ def start(comm: Iterable[int] | None = None) -> None:
 
 def shutdown() -> None:
     """Leave the world. A rank that still waits for a collective with this one gets HorovodInternalError."""
-    global _world
+    global _world, _is_waiting
+    _is_waiting = False
     if _world is None:
         return
     world, _world = _world, None
@@ -67,13 +84,27 @@ def shutdown() -> None:
         world.collectives.close()
 
 
+def follow(form: Callable[[], Any], backend: str) -> World:
+    """Exchange the world for that of a new generation, and return it. `form` makes torch's world of its ranks and returns it.
+
+    Raises what `form` does, RuntimeError and OSError.
+    """
+    global _world
+    if _world is not None:
+        _world.engine.close()
+    _world = _connect(form(), backend, os.environ.get(env.POD_IP) or "127.0.0.1", _RECONNECT_S)
+    return _world
+
+
 def is_initialized() -> bool:
     """Return whether `init` was called, and `shutdown` not since."""
-    return _world is not None
+    return _world is not None or _is_waiting
 
 
 def current() -> World:
     """Return the world. Raises ValueError before `init`."""
+    if _world is None and _is_waiting and attach is not None:
+        attach()
     if _world is None:
         raise ValueError(NOT_INITIALIZED)
     return _world
@@ -138,14 +169,14 @@ def _form_default_group() -> None:
         dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
 
 
-def _connect(group: Any, backend: str) -> World:
+def _connect(group: Any, backend: str, own_host: str = "", timeout_s: float = _CONNECT_S) -> World:
     """Start the coordinator on rank 0, tell all ranks its address through the group, and connect to it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     coordinator = None
     address = b""
     if rank == 0:
         listener, token = listen(), secrets.token_bytes(HELLO_BYTES)
-        own_host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        own_host = own_host or os.environ.get("MASTER_ADDR") or socket.gethostname()
         address = (
             token + listener.getsockname()[1].to_bytes(2, "big") + own_host.encode()[: _ADDRESS_BYTES - HELLO_BYTES - 2]
         )
@@ -158,7 +189,7 @@ def _connect(group: Any, backend: str) -> World:
     address = bytes(told.tolist()).rstrip(b"\0") if rank else address
     token, port, host = address[:HELLO_BYTES], address[HELLO_BYTES : HELLO_BYTES + 2], address[HELLO_BYTES + 2 :]
     where = (host.decode() if rank else "localhost", int.from_bytes(port, "big"))
-    connection = socket.create_connection(where, timeout=_CONNECT_S)
+    connection = socket.create_connection(where, timeout=timeout_s)
     connection.settimeout(None)
     notice_lost_machines(connection)
     connection.sendall(token + rank.to_bytes(4, "big"))

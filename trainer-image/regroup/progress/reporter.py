@@ -148,7 +148,7 @@ class Reporter:
             samples=self._plan.samples(progress.reportable),
             digest=self._plan.digest(progress.reportable),
             total_steps=progress.total,
-            samples_per_second=self._pace.steps_per_s(self._plan.step_samples),
+            samples_per_second=self._pace.steps_per_s(self._plan.step_samples) or None,  # a plan may count none
             first_step_ms=first_step_ms,
             steps_redone=steps_redone,
             checkpoint=self._durable.report(),
