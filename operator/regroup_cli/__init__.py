@@ -5,7 +5,9 @@ The package parses arguments, starts local processes and prints; the operator's 
 - `__main__.py` parses `regroup`. `regroup scale` and `regroup status` there read and change the file of a running local
   job.
 - `run.py` is `regroup run`. `local.py` implements the controller's ports for processes on this machine.
-- `plugin.py` is `kubectl regroup`, and `explain.py` makes its sentences.
+- `plugin.py` is `kubectl regroup`. `explain.py` makes the texts of both commands from the views of `regroup_client`.
+- `logs.py` is `logs` of both: `pod_logs.py` reads those of pods, and `local_logs.py` keeps and reads those of local workers.
+- `local_jobs.py` finds the jobs of this machine, and whether they still run.
 - `convert/` is `regroup convert`, which writes the jobs of other operators as ours.
 - `streams.py` ends every command properly when its terminal or pipe closes.
 """

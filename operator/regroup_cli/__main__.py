@@ -11,10 +11,18 @@ from pathlib import Path
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
+from regroup_cli import local_jobs, logs
 from regroup_cli.convert import command as converting
+from regroup_cli.local_logs import LocalLogs
+from regroup_cli.pod_logs import Wanted
 from regroup_cli.streams import guarded
+from regroup_client import views
+from regroup_client.log_streams import LogsError
 from regroup_operator.api import SpecError, StatusError, UnavailableError, parse_job
 from regroup_operator.model.records import Settings
+
+LOOK_S = 0.5
+"""Time between two looks at a local job while its logs are followed."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -248,6 +256,9 @@ def parser() -> argparse.ArgumentParser:
     )
     replayed.add_argument("file", metavar="FILE", help="the decision log, or one of its older parts")
     replayed.add_argument("--job", metavar="NAMESPACE/NAME", help="only decisions on this job (default: all)")
+    log = commands.add_parser("logs", help="print the logs of a local job's workers", description=logs.DESCRIPTION)
+    logs.add_arguments(log)
+    log.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     status = commands.add_parser("status", help="print the status of a local job as JSON")
     status.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     return top
@@ -302,28 +313,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _local(args: argparse.Namespace) -> int:
-    from regroup_cli.local import FileStore
-
-    store = FileStore(Path(args.state_dir, "job.json"))
-    try:
-        is_there = store.path.exists()
-    except OSError as error:
-        raise SpecError(
-            f"DIR ({args.state_dir}) cannot be read ({error.strerror}). Give the directory that `regroup run` printed."
-        ) from None
-    if not is_there:
-        raise SpecError(
-            f"DIR ({args.state_dir}) holds no job. Give the directory that `regroup run` printed; it is removed when the job ends, "
-            "unless --state-dir named it."
-        )
-    try:
-        raw = store.read()
-    except UnavailableError as error:
-        raise SpecError(f"{error} Give the directory that `regroup run` printed.") from None
+    store, raw = local_jobs.open_job(args.state_dir)
     current = raw.get("status", {})
     if args.command == "status":
         print(json.dumps(current, indent=2))
         return 0
+    if args.command == "logs":
+        return _logs(args)
     if current.get("phase") in ("Succeeded", "Failed"):
         raise SpecError(
             f"The job in {args.state_dir} has ended ({current['phase']}): it cannot be resized. Start it again."
@@ -342,6 +338,28 @@ def _local(args: argparse.Namespace) -> int:
         ) from None
     print(f"regroup: {args.workers} workers wanted")
     return 0
+
+
+def _logs(args: argparse.Namespace) -> int:
+    directory = Path(args.state_dir)
+
+    last: list[views.Object] = []
+
+    def look() -> tuple[views.Object, bool]:
+        try:
+            job = local_jobs.as_it_is(directory, local_jobs.open_job(args.state_dir)[1])
+        except SpecError as error:
+            if last:  # the run has ended, and has removed its directory
+                return last[0], False
+            raise LogsError(str(error)) from None
+        last[:] = [job]
+        return job, views.state(job) not in (*views.ENDED, local_jobs.KILLED)
+
+    try:
+        reader = LocalLogs(directory, look, Wanted(args.slot, args.rank, args.all_attempts))
+        return logs.show(reader, args, lambda said: print(f"regroup: {said}", file=sys.stderr), LOOK_S)
+    except LogsError as error:
+        raise SpecError(str(error)) from None
 
 
 if __name__ == "__main__":

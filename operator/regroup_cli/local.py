@@ -19,6 +19,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
+from regroup_cli import local_logs
 from regroup_cli.gpus import Shares
 from regroup_operator.api import (
     ConflictError,
@@ -147,6 +149,9 @@ class _Agent:
     pod: Pod
     token: str
     process: subprocess.Popen[bytes]
+    log: local_logs.LogFile
+    readers: list[threading.Thread]
+    """They pass on what the worker writes."""
     waiter: asyncio.Task[None] | None = field(default=None)
 
 
@@ -173,6 +178,8 @@ class LocalWorkers:
         self._directory, self._agent, self._command = directory, agent, command
         self._environment = dict(environment)
         self._agents: dict[str, _Agent] = {}
+        self._waiters: set[asyncio.Task[None]] = set()
+        """Each waits for the end of an agent, and then until its output is passed on."""
         self._on_change: list[Callable[[Key], None]] = []
         self.url = ""
         self.ca_pem = b""
@@ -211,6 +218,7 @@ class LocalWorkers:
         (home / "ca.crt").write_bytes(self.ca_pem)
         (home / "token").touch(mode=0o600)
         (home / "token").write_text(token)
+        (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-I", str(self._agent), "--", *self._command],
             env={
@@ -219,9 +227,15 @@ class LocalWorkers:
                 **self._agent_environment(job, name, uid, home, MemberId(slot, attempt)),
             },
             stdin=subprocess.DEVNULL,
+            stdout=to_stdout,
+            stderr=to_stderr,
             start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
             preexec_fn=_die_with_parent,
         )
+        os.close(to_stdout)
+        os.close(to_stderr)
+        log = local_logs.LogFile(home)
+        readers = [local_logs.keep(stdout, 1, log), local_logs.keep(stderr, 2, log)]
         pod = Pod(
             namespace=job.namespace,
             name=name,
@@ -236,8 +250,10 @@ class LocalWorkers:
             running_since_s=time.monotonic(),
             spec_digest=worker_digest(job),
         )
-        agent = self._agents[uid] = _Agent(pod, token, process)
+        agent = self._agents[uid] = _Agent(pod, token, process, log, readers)
         agent.waiter = asyncio.get_running_loop().create_task(self._wait(agent))
+        self._waiters.add(agent.waiter)
+        agent.waiter.add_done_callback(self._waiters.discard)
         self._changed(job.key)
         return True
 
@@ -293,6 +309,7 @@ class LocalWorkers:
         if agent.pod.terminating:
             self._agents.pop(agent.pod.uid, None)
         self._changed((agent.pod.namespace, agent.pod.job))
+        await local_logs.drain(agent.readers, agent.log)
 
     async def delete(self, pod: Pod) -> None:
         """Send SIGTERM to the worker's agent. The agent bounds its own grace."""
@@ -334,6 +351,8 @@ class LocalWorkers:
             waiters = [a.waiter for a in running if a.waiter is not None]
             if waiters:
                 await asyncio.wait(waiters, timeout=wait_s)
+        if self._waiters:
+            await asyncio.wait(self._waiters, timeout=local_logs.DRAIN_S)
 
     def _changed(self, key: Key) -> None:
         for callback in self._on_change:

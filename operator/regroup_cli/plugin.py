@@ -1,7 +1,7 @@
 """`kubectl regroup`: looks at training jobs in a cluster, and steers them. Standard library only.
 
 It reads and writes through the user's own kubectl, so that contexts, logins and proxies are those of every other
-command. It decides nothing: explain.py makes the sentences, and the API server checks each patch.
+command. It decides nothing: regroup_client/views.py makes the sentences, and the API server checks each patch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from regroup_cli import explain
+from regroup_cli import explain, logs
+from regroup_cli.pod_logs import PodLogs, Wanted
 from regroup_cli.streams import guarded
+from regroup_client import views
+from regroup_client.log_streams import LogsError
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
-MAX_LOGS = 50
-"""Number of pods whose logs kubectl may follow at once."""
 
 
 class KubectlFailed(Exception):
@@ -43,18 +44,16 @@ def parser() -> argparse.ArgumentParser:
         description="Print a line whenever the job's state, members or progress change, and each incident. Exit code 0 if it "
         "succeeds, 1 if it fails.",
     )
-    logs = commands.add_parser("logs", help="print the logs of a job's workers")
-    logs.add_argument("--slot", type=int, metavar="N", help="of the newest pod of this slot only")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on printing what is written")
-    logs.add_argument("--previous", action="store_true", help="of the container before the last restart (with --slot)")
-    logs.add_argument("--tail", type=int, metavar="LINES", help="last lines of each pod (default: 20, all with --slot)")
+    log = commands.add_parser("logs", help="print the logs of a job's workers", description=logs.DESCRIPTION)
+    logs.add_arguments(log)
+    log.add_argument("--previous", action="store_true", help="of the containers before their last restart")
     scale = commands.add_parser("scale", help="change the number of workers")
     why = commands.add_parser("why", help="say in sentences why a job is in its state, and what to look at")
     suspend = commands.add_parser(
         "suspend", help="give the job's pods back; its state is saved if spec.checkpoint is set"
     )
     resume = commands.add_parser("resume", help="go on with a suspended job")
-    for command in (watch, logs, scale, why, suspend, resume):
+    for command in (watch, log, scale, why, suspend, resume):
         command.add_argument("job", metavar="JOB", help="name of the job")
     scale.add_argument("replicas", type=int, metavar="N", help="new number of workers")
     for command in commands.choices.values():
@@ -174,7 +173,7 @@ def objects(lines: Iterable[str]) -> Iterator[Any]:
 
 def _list(kubectl: Kubectl, args: argparse.Namespace) -> int:
     found = kubectl.get(RESOURCE, *(["--all-namespaces"] if args.all_namespaces else []))
-    print(explain.table(found["items"], namespaces=args.all_namespaces))
+    print(explain.table(map(views.job_view, found["items"]), namespaces=args.all_namespaces))
     return 0
 
 
@@ -188,35 +187,34 @@ def _watch(kubectl: Kubectl, args: argparse.Namespace) -> int:
                 raise KubectlFailed(f"The job {args.job} was deleted.")
             if known < 0:
                 known = max([0, *(i["generation"] for i in (job.get("status") or {}).get("incidents", ()))])
-            incidents, known = explain.news(job, known)
-            now = explain.line(job)
+            incidents, known = views.news(job, known)
+            now = views.line(job)
             for line in (*incidents, *([now] if now != said else [])):
                 print(line, flush=True)
             said = now
-            if explain.state(job) in (explain.SUCCEEDED, explain.FAILED):
-                return 0 if explain.state(job) == explain.SUCCEEDED else 1
+            if views.state(job) in views.ENDED:
+                return 0 if views.state(job) == views.SUCCEEDED else 1
     raise KubectlFailed("The watch ended without an answer. Try again.")
 
 
 def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    selector = f"--selector=regroup.dev/job-name={args.job},regroup.dev/role=worker"
-    options = ["--follow"] if args.follow else []
-    if args.slot is None:
-        if args.previous:
-            raise KubectlFailed("--previous needs --slot N: it prints the log of one pod from before its last restart.")
-        tail = 20 if args.tail is None else args.tail
-        if args.follow and (num := kubectl.run("get", "pods", selector, "--output=name").count("pod/")) > MAX_LOGS:
-            raise KubectlFailed(
-                f"The job {args.job} has {num} pods, and at most {MAX_LOGS} logs can be followed at once. Use --slot N."
-            )
-        return kubectl.become(
-            "logs", selector, *options, f"--tail={tail}", "--prefix", f"--max-log-requests={MAX_LOGS}"
-        )
-    pod = explain.newest_pod(kubectl.get("pods", selector)["items"], args.slot)
-    if pod is None:
-        raise KubectlFailed(f"The job {args.job} has no pod in slot {args.slot}.")
-    options += [f"--tail={args.tail}"] if args.tail is not None else []
-    return kubectl.become("logs", pod, *options, *(["--previous"] if args.previous else []))
+    def look() -> tuple[Any, list[Any]]:
+        try:
+            return kubectl.get(RESOURCE, args.job), kubectl.get("pods", _workers_of(args.job))["items"]
+        except KubectlFailed as error:
+            raise LogsError(str(error)) from None
+
+    since_s = None if args.since is None else int(args.since.total_seconds())
+    wanted = Wanted(args.slot, args.rank, args.all_attempts, args.previous)
+    reader = PodLogs(look, kubectl.command, wanted, since_s)
+    try:
+        return logs.show(reader, args, lambda said: print(f"kubectl regroup: {said}", file=sys.stderr))
+    except LogsError as error:
+        raise KubectlFailed(str(error)) from None
+
+
+def _workers_of(job: str) -> str:
+    return f"--selector=regroup.dev/job-name={job},regroup.dev/role=worker"
 
 
 def _scale(kubectl: Kubectl, args: argparse.Namespace) -> int:
@@ -227,7 +225,7 @@ def _why(kubectl: Kubectl, args: argparse.Namespace) -> int:
     job = kubectl.get(RESOURCE, args.job)
     pods = kubectl.get("pods", f"--selector=regroup.dev/job-name={args.job}")["items"]
     events = kubectl.get("events", f"--field-selector=involvedObject.name={args.job}")["items"]
-    print("\n".join(explain.why(job, pods, events)))
+    print("\n".join(views.why(job, pods, events)))
     return 0
 
 

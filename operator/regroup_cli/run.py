@@ -21,7 +21,7 @@ from _regroup_agent.launch.command import python_command, uses_library
 from _regroup_agent.launch.program import guess
 from regroup import torch_versions
 from regroup.protocol import launchers
-from regroup_cli import gpus
+from regroup_cli import gpus, local_jobs
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
@@ -314,7 +314,8 @@ async def run(args: argparse.Namespace) -> int:
             f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory that you can write to."
         ) from None
     try:
-        code = await _run(store, directory, command, shares, args)
+        with local_jobs.held(directory):
+            code = await _run(store, directory, command, shares, args)
         if code != 0:
             _say_way_on(raw)
         return code

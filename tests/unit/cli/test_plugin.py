@@ -16,6 +16,7 @@ import pytest
 
 from regroup_cli import entry, explain, plugin
 from regroup_cli.streams import CLOSED, INTERRUPTED
+from regroup_client import log_streams, views
 
 RUNNING: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "team-a"},
@@ -73,7 +74,11 @@ def condition(kind: str, status: str, reason: str, message: str) -> dict[str, st
 
 def pod(name: str, slot: int = 0, at: str = "2026-01-01T10:00:00Z", **status: Any) -> dict[str, Any]:
     metadata = {"name": name, "labels": {"regroup.dev/slot": str(slot)}, "creationTimestamp": at}
-    return {"metadata": metadata, "status": {"phase": "Running", **status}}
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "trainer"}]},
+        "status": {"phase": "Running", **status},
+    }
 
 
 # --- the words -----------------------------------------------------------------------------------------------------
@@ -81,7 +86,7 @@ def pod(name: str, slot: int = 0, at: str = "2026-01-01T10:00:00Z", **status: An
 
 def test_table_has_a_line_for_each_job_by_name() -> None:
     young = {"metadata": {"name": "alpha", "namespace": "team-b"}}
-    head, first, second = explain.table([young, RUNNING], namespaces=True).splitlines()
+    head, first, second = explain.table(map(views.job_view, [young, RUNNING]), namespaces=True).splitlines()
     assert head.split()[:3] == ["NAMESPACE", "NAME", "STATE"]
     assert first.split()[:9] == ["team-a", "digits", "Running", "3/3", "4", "400/1000", "0.123", "12m", "2"]
     assert first.endswith("grew to 3 workers")
@@ -90,13 +95,13 @@ def test_table_has_a_line_for_each_job_by_name() -> None:
 
 
 def test_line_of_a_job_that_trains() -> None:
-    assert explain.line(RUNNING) == "Running  3/3 ready  generation 4 (6 ranks)  step 400/1000  loss 0.123  ETA 12m"
-    assert explain.line({"metadata": {"name": "x"}}) == "AwaitingOperator"
+    assert views.line(RUNNING) == "Running  3/3 ready  generation 4 (6 ranks)  step 400/1000  loss 0.123  ETA 12m"
+    assert views.line({"metadata": {"name": "x"}}) == "AwaitingOperator"
 
 
 def test_news_are_told_once() -> None:
-    assert explain.news(RUNNING, 3) == (["Generation 4: Resized: grew to 3 workers"], 4)
-    assert explain.news(RUNNING, 4) == ([], 4)
+    assert views.news(RUNNING, 3) == (["Generation 4: Resized: grew to 3 workers"], 4)
+    assert views.news(RUNNING, 4) == ([], 4)
 
 
 NOT_READY = condition("PodsReady", "False", "Unschedulable", "2 of 3 worker pods run; digits-worker-2-0: no node.")
@@ -158,13 +163,8 @@ EVENTS = [
     ],
 )  # fmt: skip
 def test_why(given: dict[str, Any], pods: list[dict[str, Any]], events: list[dict[str, Any]], says: list[str]) -> None:
-    got = explain.why(given, pods, events)
+    got = views.why(given, pods, events)
     assert [line[: len(start)] for line, start in zip(got, says, strict=True)] == says
-
-
-def test_newest_pod_of_a_slot() -> None:
-    pods = [pod("a-0", 1), pod("a-1", 1, "2026-01-01T11:00:00Z"), pod("b", 2, "2026-01-01T12:00:00Z")]
-    assert (explain.newest_pod(pods, 1), explain.newest_pod(pods, 7)) == ("a-1", None)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
@@ -272,15 +272,19 @@ def test_failed_job_ends_the_watch_with_a_code_of_its_own(cluster: Path, capsys:
                                              '--patch={"spec": {"runPolicy": {"suspend": true}}}'], id="suspend"),
         pytest.param(["resume", "digits"], ["patch", plugin.RESOURCE, "digits", "--type=merge",
                                             '--patch={"spec": {"runPolicy": {"suspend": false}}}'], id="resume"),
-        pytest.param(["logs", "digits", "-f"], ["logs", "--selector=regroup.dev/job-name=digits,regroup.dev/role=worker",
-                                               "--follow", "--tail=20", "--prefix",
-                                               "--max-log-requests=50"], id="logs of all"),
+        pytest.param(["logs", "digits"], ["logs", "digits-worker-1-1", "--timestamps", "--container=trainer", "--tail=20"],
+                     id="logs of all"),
         pytest.param(["logs", "digits", "--slot", "1", "--previous"],
-                     ["logs", "b", "--previous"], id="log of the newest pod of a slot"),
+                     ["logs", "digits-worker-1-1", "--timestamps", "--container=trainer", "--previous"],
+                     id="log of the newest pod of a slot, before its restart"),
+        pytest.param(["logs", "digits", "--since", "1m30s", "--tail", "5"],
+                     ["logs", "digits-worker-1-1", "--timestamps", "--container=trainer", "--tail=5", "--since=90s"],
+                     id="the newest lines"),
     ],
 )  # fmt: skip
 def test_what_kubectl_is_told(cluster: Path, argv: list[str], ran: list[str]) -> None:
-    answers(cluster, {"get pods": {"items": [pod("a", 1), pod("b", 1, "2026-02-01T10:00:00Z")]}})
+    pods = [pod("digits-worker-1-0", 1), pod("digits-worker-1-1", 1)]
+    answers(cluster, {"get pods": {"items": pods}, "get": RUNNING})
     assert plugin.main(argv) == 0
     assert asked(cluster)[-1] == ran
 
@@ -291,16 +295,72 @@ def test_what_kubectl_refuses_is_its_own_sentence(cluster: Path, capsys: pytest.
     assert capsys.readouterr().err == 'kubectl regroup: Error from server (NotFound): trainingjobs "x" not found\n'
 
 
-def test_previous_log_needs_a_slot(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def log_lines(*texts: str, second: int = 0) -> str:
+    """Return what kubectl prints of a log, a line each second."""
+    return "".join(f"2026-01-01T10:00:{second + n:02}.000000000Z {text}\n" for n, text in enumerate(texts))
+
+
+def test_logs_of_all_workers_come_by_time_and_say_whose_they_are(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(
+        cluster,
+        {
+            "get pods": {"items": [pod("digits-worker-0-0", 0), pod("digits-worker-2-0", 2)]},
+            "get": RUNNING,
+            "logs digits-worker-0-0": log_lines("[rank 1] begins", "[rank 0] step 1\r[rank 0] step 2", second=1),
+            "logs digits-worker-2-0": log_lines(
+                "regroup: Connected.", "\x1b[31m[rank 4]\x1b[0m odd \x1b]0;title\x07end"
+            ),
+        },
+    )
+    assert plugin.main(["logs", "digits", "--timestamps"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "10:00:00.000 [2] regroup: Connected.",
+        "10:00:01.000 [0.1] begins",
+        "10:00:01.000 [2] [rank 4] odd end",
+        "10:00:02.000 [0.0] step 2",
+    ]
+    assert plugin.main(["logs", "digits", "--rank", "0"]) == 0
+    assert capsys.readouterr().out == "[0.0] step 2\n"
+    assert plugin.main(["logs", "digits", "--grep", "^beg"]) == 0
+    assert capsys.readouterr().out == "[0.1] begins\n"
+
+
+def test_logs_that_no_kubelet_has_are_one_sentence(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers(cluster, {"get pods": {"items": [pod("digits-worker-0-0", 0)]}, "get": RUNNING})
+    found = json.loads((cluster / "answers").read_text())
+    (cluster / "answers").write_text(
+        json.dumps({**found, "logs": [1, "", "error: previous terminated container not found\n"]})
+    )
     assert plugin.main(["logs", "digits", "--previous"]) == 1
-    assert "--slot N" in capsys.readouterr().err
-    assert not (cluster / "asked").exists()
+    assert capsys.readouterr().err == "kubectl regroup: previous terminated container not found\n"
+
+
+def test_rank_that_there_is_not_is_refused(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers(cluster, {"get pods": {"items": []}, "get": RUNNING})
+    assert plugin.main(["logs", "digits", "--rank", "6"]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "kubectl regroup: Rank 6 is not in the newest generation, whose ranks are 0 to 5. Give one of them, or use --slot N.\n"
+    )
 
 
 def test_more_logs_than_can_be_followed_at_once_are_refused(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answers(cluster, {"get pods": "\n".join(f"pod/p{slot}" for slot in range(plugin.MAX_LOGS + 1))})
+    pods = [pod(f"digits-worker-{slot}-0", slot) for slot in range(log_streams.MAX_STREAMS + 1)]
+    answers(cluster, {"get pods": {"items": pods}, "get": RUNNING, "logs": ""})
     assert plugin.main(["logs", "digits", "--follow"]) == 1
-    assert "has 51 pods, and at most 50 logs can be followed at once. Use --slot N." in capsys.readouterr().err
+    assert (
+        "has 51 pods, and at most 50 logs can be followed at once. Use --slot N or --rank N." in capsys.readouterr().err
+    )
+
+
+def test_followed_logs_end_with_the_job(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = job(summary={"state": "Succeeded"})
+    pods = [pod("digits-worker-0-0", 0, phase="Succeeded")]
+    answers(cluster, {"get pods": {"items": pods}, "get": ended, "logs": log_lines("the end")})
+    assert plugin.main(["logs", "digits", "-f"]) == 0
+    assert capsys.readouterr().out == "[0] the end\n"
 
 
 def test_local_command_without_its_packages_is_one_sentence(
@@ -361,7 +421,7 @@ def test_answer_that_is_no_json_is_one_sentence(
 
 def test_kubectl_that_a_signal_ended_gives_the_code_of_a_shell(cluster: Path) -> None:
     (cluster / "kubectl").write_text("#!/bin/sh\nkill -PIPE $$\n")
-    assert plugin.main(["logs", "digits"]) == CLOSED
+    assert plugin.main(["scale", "digits", "3"]) == CLOSED
 
 
 # --- what it reads from and writes to ------------------------------------------------------------------------------

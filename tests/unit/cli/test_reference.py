@@ -19,7 +19,9 @@ def test_page_has_every_command_with_its_options_and_choices() -> None:
     commands = re.findall(r"^## (.+)$", page, re.MULTILINE)
     assert len(commands) == len(set(commands)) > 10
     assert {"regroup run", "regroup checkpoint verify", "kubectl regroup why"} <= set(commands)
-    assert "| `-f`, `--follow` | go on printing what is written |" in page, "an option without a value"
+    assert "| `-f`, `--follow` | go on printing what is written, until the job ends |" in page, (
+        "an option without a value"
+    )
     assert "| `--gpus auto|none` |" not in page, "a bar would end the cell"
     assert r"| `--gpus auto\|none` |" in page
     assert "%(" not in page

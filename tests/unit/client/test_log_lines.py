@@ -1,0 +1,207 @@
+"""Log lines for people: whose they are, in which order they come, and what a terminal is shown."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import pytest
+
+from regroup_client import log_lines
+from regroup_client.log_lines import (
+    Cutter,
+    Line,
+    Reorder,
+    Worker,
+    bounded,
+    clean,
+    duration,
+    lines_of,
+    merged,
+    shown,
+    split_time,
+)
+
+W0, W1 = Worker(0), Worker(1, 2)
+AT = b"2026-01-01T10:00:00.5Z "
+AT_NS = 1_767_261_600_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        pytest.param("plain", "plain", id="plain text"),
+        pytest.param("a\tb", "a\tb", id="a tab stays"),
+        pytest.param("\x1b[1;31mred\x1b[0m", "red", id="colours"),
+        pytest.param("\x1b[2J\x1b[Hclear", "clear", id="the cursor"),
+        pytest.param("\x1b]0;title\x07text", "text", id="a title"),
+        pytest.param("\x1b]52;c;ZWNobw==\x1b\\text", "text", id="the clipboard"),
+        pytest.param("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link", id="a link"),
+        pytest.param("\x1bP+q544e\x1b\\x", "x", id="a device string"),
+        pytest.param("\x1b]0;never ended", "0;never ended", id="a sequence that does not end hides nothing"),
+        pytest.param("\x9b31mC1", "C1", id="CSI as one character"),
+        pytest.param("\x1bc reset", " reset", id="a reset"),
+        pytest.param("end \x1b", "end \\x1b", id="an escape at the end"),
+        pytest.param("bell\x07 back\x08\x00", "bell\\x07 back\\x08\\x00", id="controls are written as codes"),
+        pytest.param("\u202egnp.exe\u2066", "\\x202egnp.exe\\x2066", id="directions of text"),
+        pytest.param("a\u2028b\ufeff", "a\\x2028b\\xfeff", id="separators and what is invisible"),
+        pytest.param("\x1b[\x1b[31m31mx", "31mx", id="a sequence that is left by another one"),
+    ],
+)
+def test_clean(raw: str, text: str) -> None:
+    assert clean(raw) == text
+
+
+def test_nothing_of_any_text_steers_a_terminal() -> None:
+    rng = random.Random(7)
+    alphabet = ["\x1b", "[", "]", "0", ";", "m", "\x07", "\\", "\x9b", "\x9d", "P", "a", "\r", "\u202e", "\x00", " "]
+    for _ in range(20_000):
+        text = clean("".join(rng.choices(alphabet, k=rng.randrange(12))))
+        assert all(char == "\t" or char.isprintable() for char in text), repr(text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "at_ns", "rest"),
+    [
+        pytest.param(AT + b"x", AT_NS, b"x", id="UTC"),
+        pytest.param(b"2026-01-01T12:00:00.500000000+02:00 x", AT_NS, b"x", id="the node's zone"),
+        pytest.param(b"2026-01-01T10:00:00Z", AT_NS - 500_000_000, b"", id="a line without a text"),
+        pytest.param(b"no time", 0, b"no time", id="no time"),
+        pytest.param(b"2026-99-01T10:00:00Z x", 0, b"2026-99-01T10:00:00Z x", id="no such month"),
+    ],
+)
+def test_split_time(raw: bytes, at_ns: int, rest: bytes) -> None:
+    assert split_time(raw) == (at_ns, rest)
+
+
+@pytest.mark.parametrize(
+    ("raw", "rank", "says"),
+    [
+        pytest.param(b"text", 3, [(3, "text")], id="a worker's only process"),
+        pytest.param(b"[rank 5] text", None, [(5, "text")], id="a labelled process"),
+        pytest.param(b"[process 1] text", None, [(None, "[process 1] text")], id="a process without a rank"),
+        pytest.param(b"regroup: Connected.", 3, [(None, "regroup: Connected.")], id="the agent"),
+        pytest.param(b"text\r", 3, [(3, "text")], id="a line end of Windows"),
+        pytest.param(b"", 3, [(3, "")], id="an empty line"),
+        pytest.param(b" 10%|#\r 20%|##\r", 0, [(0, " 20%|##")], id="a progress bar"),
+        pytest.param(b"[rank 1] 10%\r[rank 0] 5%\r[rank 1] 20%\r[rank 0] done", None, [(1, "20%"), (0, "done")],
+                     id="progress bars of two processes"),
+        pytest.param(b"\xe2\x82", 0, [(0, "\ufffd")], id="UTF-8 that was cut"),
+        pytest.param(b"\xff\xfe caf\xc3\xa9", 0, [(0, "\ufffd\ufffd caf\u00e9")], id="bytes that are no text"),
+    ],
+)  # fmt: skip
+def test_lines_of(raw: bytes, rank: int | None, says: list[tuple[int | None, str]]) -> None:
+    found = lines_of(AT + raw, W0, rank)
+    assert [(line.rank, line.text) for line in found] == says
+    assert {line.at_ns for line in found} == {AT_NS}
+
+
+def test_long_line_is_cut_and_says_so() -> None:
+    assert bounded("x" * 10, 4) == "xxxx … (6 more characters)"
+    assert bounded("x" * 4, 4) == "xxxx"
+    (line,) = lines_of(b"x" * 10_000, W0, 0, dropped=5)
+    assert line.text.endswith(f"… ({10_000 - log_lines.MAX_SHOWN + 5} more characters)")
+
+
+def cut(*chunks: bytes) -> list[bytes]:
+    cutter = Cutter()
+    return [raw for chunk in chunks for raw, _ in cutter.feed(chunk)] + [raw for raw, _ in cutter.end()]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        pytest.param([b"a\nb\n"], [b"a", b"b"], id="two lines"),
+        pytest.param([b"a", b"b\n", b"\n"], [b"ab", b""], id="a line in two parts, and an empty one"),
+        pytest.param([b"a\nrest"], [b"a", b"rest"], id="an unfinished line at the end"),
+        pytest.param([b"\xe2\x82", b"\xac\n"], ["€".encode()], id="a letter in two parts"),
+    ],
+)
+def test_cutter(chunks: list[bytes], lines: list[bytes]) -> None:
+    assert cut(*chunks) == lines
+
+
+def test_line_without_an_end_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MAX_RAW", 100)
+    cutter = Cutter()
+    for _ in range(50):
+        assert cutter.feed(b"x" * 10) == []
+    assert cutter.feed(b"\nnext\n") == [(b"x" * 100, 400), (b"next", 0)]
+
+
+def test_progress_bar_without_an_end_keeps_its_time_and_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MAX_RAW", 100)
+    cutter = Cutter()
+    for percent in range(100):
+        cutter.feed((AT if percent == 0 else b"") + b"%d%% of it\r" % percent)
+    ((raw, dropped),) = cutter.feed(b"\n")
+    assert dropped == 0
+    assert [(line.at_ns, line.text) for line in lines_of(raw, W0, 0)] == [(AT_NS, "99% of it")]
+
+
+def test_progress_bar_is_shown_while_it_is_drawn_but_not_too_often() -> None:
+    cutter = Cutter()
+    assert cutter.frame(0.0) == []
+    cutter.feed(b"1%\r2")
+    assert cutter.frame(0.0) == [(b"1%", 0)]
+    cutter.feed(b"%\r")
+    assert cutter.frame(1.0) == []
+    assert cutter.frame(6.0) == [(b"1%\r2%", 0)]
+    assert cutter.frame(60.0) == [], "nothing has changed"
+    assert cutter.feed(b"\n") == [(b"1%\r2%\r", 0)]
+
+
+def line(at_ns: int, worker: Worker = W0, text: str = "") -> Line:
+    return Line(at_ns, worker, 0, text)
+
+
+def test_logs_that_end_are_merged_by_time() -> None:
+    streams = [[line(1), line(4)], [line(2, W1), line(3, W1), line(9, W1)], []]
+    assert [one.at_ns for one in merged(map(iter, streams))] == [1, 2, 3, 4, 9]
+
+
+def test_clock_that_was_set_back_does_not_turn_a_workers_lines_round() -> None:
+    found = list(
+        merged([iter([line(5, text="a"), line(2, text="b"), line(6, text="c")]), iter([line(4, W1), line(7, W1)])])
+    )
+    assert [one.text for one in found if one.worker == W0] == ["a", "b", "c"]
+    assert [one.at_ns for one in found] == [4, 5, 2, 6, 7]
+
+
+def test_followed_lines_wait_for_older_ones_but_not_for_ever() -> None:
+    reorder = Reorder(window_s=1.0)
+    reorder.add(line(20), 0.0)
+    assert reorder.due(0.5) == []
+    reorder.add(line(10, W1), 0.5)
+    assert [one.at_ns for one in reorder.due(1.0)] == [10, 20]
+    reorder.add(line(15, W1), 1.1)
+    assert [one.at_ns for one in reorder.due(2.1)] == [15], "too late, but shown"
+    reorder.add(line(40), 3.0)
+    reorder.add(line(30, W1), 3.0)
+    assert [one.at_ns for one in reorder.rest()] == [30, 40]
+    assert reorder.rest() == []
+
+
+def test_followed_lines_that_wait_are_bounded() -> None:
+    reorder = Reorder(window_s=1.0, max_held=2)
+    for at_ns in range(5):
+        reorder.add(line(at_ns), 0.0)
+    assert [one.at_ns for one in reorder.due(0.0)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2d", 172800), ("0s", 0)])
+def test_duration(text: str, seconds: int) -> None:
+    assert duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "10", "-5s", "5 m", "1m1h", "9" * 30 + "d"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 90s"):
+        duration(text)
+
+
+def test_line_is_shown_with_its_origin() -> None:
+    assert shown(Line(AT_NS, W1, 7, "x"), colour=False) == "[1.7] x"
+    assert shown(Line(AT_NS, W1, None, "x"), colour=False, time=True) == "10:00:00.500 [1] x"
+    assert shown(Line(0, W0, None, "x"), colour=False, time=True) == "[0] x"
+    assert shown(Line(AT_NS, W1, 7, "x"), colour=True) == "\x1b[33m[1.7]\x1b[0m x"
