@@ -70,7 +70,7 @@ class Point:
     """A point of the loss curve."""
 
     step: int
-    seconds: float
+    seconds: int
     """Seconds since the job's start."""
     loss: float | None
 
@@ -233,9 +233,11 @@ def _incident(one: Object) -> IncidentView:
 
 def curve(progress: Object) -> tuple[Point, ...]:
     """Return the loss curve of status.progress."""
-    return tuple(
-        Point(int(point["step"]), float(point["seconds"]), point.get("loss")) for point in progress.get("curve") or ()
-    )
+    out = []
+    for text in progress.get("curve") or ():
+        step, seconds, *loss = str(text).split()
+        out.append(Point(int(step), int(seconds), float(loss[0]) if loss else None))
+    return tuple(out)
 
 
 def line(job: Object) -> str:

@@ -7,7 +7,7 @@ people and machines that look.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,9 @@ State = Literal[
 
 MAX_LINEAGE = 32
 MAX_INCIDENTS = 10
+MAX_CURVE_POINTS = 64
+MAX_CURVE_BYTES = 2000
+"""Size of status.progress.curve in JSON."""
 
 
 class Store(WrittenModel):
@@ -112,6 +115,9 @@ class LineageEntry(WrittenModel):
     """Step at which the generation began. Checkpoints of earlier generations beyond this step are not read."""
 
 
+CurvePoint = Annotated[str, Field(max_length=64)]
+
+
 class Progress(WrittenModel):
     """Progress of the job, as the members last reported it."""
 
@@ -154,6 +160,11 @@ class Progress(WrittenModel):
 
     at: Timestamp | None = None
     """Time of the report."""
+
+    curve: list[CurvePoint] | None = Field(default=None, max_length=MAX_CURVE_POINTS)
+    """The way to this step: at most 64 points, oldest first, evenly spaced in time and together at most 2 KB. Each is
+    "STEP SECONDS LOSS", with seconds since startTime. The loss is absent where it is not known. No step that was
+    rolled back is in it."""
 
 
 class RoleStatus(WrittenModel):

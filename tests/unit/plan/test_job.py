@@ -171,7 +171,7 @@ def test_progress_alone_is_not_urgent() -> None:
     first = plan()
     moving = (trains(0, progress=make_progress(7, loss=0.5), progress_generation=1, progress_at_s=99.0), trains(1))
     got = plan(job(first.written), sessions=moving, memory=first.memory)
-    assert got.written["progress"] == {"step": 7, "loss": 0.5, "at": "2027-01-15T07:59:59Z"}
+    assert got.written["progress"] == {"step": 7, "loss": 0.5, "at": "2027-01-15T07:59:59Z", "curve": ["7 0 0.5"]}
     assert (got.written != first.written, got.urgency) == (True, Urgency.LATER)
     later = plan(job(got.written), sessions=moving, memory=got.memory, clock=Clock(107.0, 1_800_000_009.0))
     assert later.written == got.written  # the clocks drifted by two seconds; nothing has happened

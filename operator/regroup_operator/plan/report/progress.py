@@ -30,6 +30,7 @@ def progress_status(newest: Reported, stored: Progress | None, clock: Clock, ste
         noise_scale=report.noise_scale,
         step_time=step_time,
         at=stored.at,
+        curve=stored.curve,
     )
     noise_scale = stored.noise_scale if report.noise_scale is not None else None
     same = stored.at is not None and progress == stored.with_fields(noise_scale=noise_scale, step_time=step_time)
@@ -51,6 +52,7 @@ def script_progress_status(words: ScriptWords, stored: Progress | None, clock: C
         step_time=None if word.step_s is None else f"{word.step_s:.3g} s",
         remaining_seconds=None if word.remaining_s is None else round(word.remaining_s),
         at=None if stored is None else stored.at,
+        curve=None if stored is None else stored.curve,
     )
     return (
         progress

@@ -8,7 +8,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.job import NOT_REPEATED, template_digest
-from regroup_operator.api.status import MAX_INCIDENTS, Goodput, Incident, JobStatus, RefusedSize, Samples
+from regroup_operator.api.status import MAX_INCIDENTS, Goodput, Incident, JobStatus, Progress, RefusedSize, Samples
 from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import PLANNED_CAUSES, Announce
@@ -21,6 +21,7 @@ from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Finishing, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
+from regroup_operator.plan.report.curve import extended
 from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
 from regroup_operator.plan.report.overview import Stages, overview
@@ -142,13 +143,14 @@ def _with_progress(facts: Facts, generation: NextGeneration, status: JobStatus) 
     """Return the status with progress, samples, memorySnapshot and checkpoint, as far as something is known of them."""
     newest, current, spec = facts.newest, facts.current, facts.inputs.job.spec
     if facts.script is not None:
-        return status.with_fields(progress=script_progress_status(facts.script, status.progress, facts.inputs.clock))
+        said = script_progress_status(facts.script, status.progress, facts.inputs.clock)
+        return status.with_fields(progress=_with_curve(said, status.start_time))
     if newest is None or current is None:
         return status
     clock = facts.inputs.clock
     step_time = breakdown(times_of(generation.members, newest.generation))
     status = status.with_fields(
-        progress=progress_status(newest, status.progress, clock, step_time),
+        progress=_with_curve(progress_status(newest, status.progress, clock, step_time), status.start_time),
         samples=Samples(committed=newest.report.samples, digest=newest.report.digest),
     )
     if spec.memory_snapshot is not None and newest.generation == current.number:
@@ -166,6 +168,15 @@ def _with_progress(facts: Facts, generation: NextGeneration, status: JobStatus) 
         if checkpoint is not None:
             status = status.with_fields(checkpoint=checkpoint)
     return status
+
+
+def _with_curve(progress: Progress, start_time: str | None) -> Progress:
+    """Return the progress with its curve. The time of a point is that of the report, so the same report makes the same curve."""
+    step = progress.optimizer_steps if progress.step is None else progress.step
+    if step is None or start_time is None or progress.at is None:
+        return progress
+    seconds = seconds_of(progress.at) - seconds_of(start_time)
+    return progress.with_fields(curve=extended(progress.curve or (), step=step, seconds=seconds, loss=progress.loss))
 
 
 def _goodput(facts: Facts, lifecycle: Lifecycle, status: JobStatus) -> Goodput | None:
