@@ -1,28 +1,29 @@
-"""The command line `regroup`: run, train, scale, status, checkpoint, convert and replay."""
+"""The command line `regroup`: runs jobs of this machine, and looks at them."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import sys
-from pathlib import Path
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
-from regroup_cli import local_jobs, logs
+from regroup_cli import local_jobs, logs, verbs
 from regroup_cli.convert import command as converting
 from regroup_cli.local_logs import LocalLogs
 from regroup_cli.pod_logs import Wanted
 from regroup_cli.streams import guarded
 from regroup_client import views
 from regroup_client.log_streams import LogsError
-from regroup_operator.api import SpecError, StatusError, UnavailableError, parse_job
+from regroup_operator.api import SpecError
 from regroup_operator.model.records import Settings
 
 LOOK_S = 0.5
 """Time between two looks at a local job while its logs are followed."""
+
+
+_DIRECTORY = "the directory that `regroup run` printed, or the name of a job in `regroup list`"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -220,9 +221,16 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: regroup train manifests/samples/train/digits.yaml --set steps=200",
     )
     training.add_arguments(train)
-    scale = commands.add_parser("scale", help="change the number of workers of a running local job")
-    scale.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
-    scale.add_argument("workers", type=int, metavar="N", help="new number of workers")
+    verbs.add_parsers(commands, "DIR", _DIRECTORY)
+    log = commands.add_parser(
+        "logs",
+        help="print the logs of a job's workers",
+        description=logs.DESCRIPTION,
+        epilog=verbs.EXIT_CODES,
+        allow_abbrev=False,
+    )
+    logs.add_arguments(log)
+    log.add_argument("job", metavar="DIR", help=_DIRECTORY)
     checkpoint = commands.add_parser("checkpoint", help="list or verify the checkpoints in a directory")
     kinds = checkpoint.add_subparsers(dest="kind", required=True, metavar="COMMAND")
     listing = kinds.add_parser("list", help="list checkpoints, the newest first")
@@ -256,11 +264,6 @@ def parser() -> argparse.ArgumentParser:
     )
     replayed.add_argument("file", metavar="FILE", help="the decision log, or one of its older parts")
     replayed.add_argument("--job", metavar="NAMESPACE/NAME", help="only decisions on this job (default: all)")
-    log = commands.add_parser("logs", help="print the logs of a local job's workers", description=logs.DESCRIPTION)
-    logs.add_arguments(log)
-    log.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
-    status = commands.add_parser("status", help="print the status of a local job as JSON")
-    status.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     return top
 
 
@@ -305,49 +308,23 @@ def main(argv: list[str] | None = None) -> int:
             from regroup_cli import replay
 
             return replay.run(args)
-        return _local(args)
+        if args.command == "logs":
+            return _logs(args)
+        return verbs.run(local_jobs.LocalJobs(), args)
     except SpecError as error:
         for line in str(error).splitlines():
             print(f"regroup: {line}", file=sys.stderr)
         return 2
 
 
-def _local(args: argparse.Namespace) -> int:
-    store, raw = local_jobs.open_job(args.state_dir)
-    current = raw.get("status", {})
-    if args.command == "status":
-        print(json.dumps(current, indent=2))
-        return 0
-    if args.command == "logs":
-        return _logs(args)
-    if current.get("phase") in ("Succeeded", "Failed"):
-        raise SpecError(
-            f"The job in {args.state_dir} has ended ({current['phase']}): it cannot be resized. Start it again."
-        )
-    try:
-        parse_job(raw)
-    except (SpecError, StatusError) as error:
-        raise SpecError(f"{store.path} has been changed, and is no job any more: {error}") from None
-    try:
-        store.change_spec(lambda spec: spec.update(replicas=args.workers))
-    except UnavailableError as error:  # the job has ended meanwhile
-        raise SpecError(f"{error} Start the job again.") from None
-    except OSError as error:
-        raise SpecError(
-            f"DIR ({args.state_dir}) cannot be written to ({error.strerror}). Resize the job as the user who started it."
-        ) from None
-    print(f"regroup: {args.workers} workers wanted")
-    return 0
-
-
 def _logs(args: argparse.Namespace) -> int:
-    directory = Path(args.state_dir)
+    directory = local_jobs.find(args.job)
 
     last: list[views.Object] = []
 
     def look() -> tuple[views.Object, bool]:
         try:
-            job = local_jobs.as_it_is(directory, local_jobs.open_job(args.state_dir)[1])
+            job = local_jobs.as_it_is(directory, local_jobs.open_job(str(directory))[1])
         except SpecError as error:
             if last:  # the run has ended, and has removed its directory
                 return last[0], False

@@ -11,10 +11,10 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from regroup_cli import explain, logs
+from regroup_cli import logs, verbs
 from regroup_cli.pod_logs import PodLogs, Wanted
 from regroup_cli.streams import guarded
 from regroup_client import views
@@ -35,32 +35,29 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: kubectl regroup why digits --namespace team-a",
         allow_abbrev=False,
     )
+    _add_where(top)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="list jobs: state, members, progress, restarts, last incident")
-    listing.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
-    watch = commands.add_parser(
-        "watch",
-        help="follow a job until it ends",
-        description="Print a line whenever the job's state, members or progress change, and each incident. Exit code 0 if it "
-        "succeeds, 1 if it fails.",
+    made = verbs.add_parsers(commands, "JOB", "name of the job")
+    made["list"].add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+    log = commands.add_parser(
+        "logs",
+        help="print the logs of a job's workers",
+        description=logs.DESCRIPTION,
+        epilog=verbs.EXIT_CODES,
+        allow_abbrev=False,
     )
-    log = commands.add_parser("logs", help="print the logs of a job's workers", description=logs.DESCRIPTION)
     logs.add_arguments(log)
     log.add_argument("--previous", action="store_true", help="of the containers before their last restart")
-    scale = commands.add_parser("scale", help="change the number of workers")
-    why = commands.add_parser("why", help="say in sentences why a job is in its state, and what to look at")
-    suspend = commands.add_parser(
-        "suspend", help="give the job's pods back; its state is saved if spec.checkpoint is set"
-    )
-    resume = commands.add_parser("resume", help="go on with a suspended job")
-    for command in (watch, log, scale, why, suspend, resume):
-        command.add_argument("job", metavar="JOB", help="name of the job")
-    scale.add_argument("replicas", type=int, metavar="N", help="new number of workers")
+    log.add_argument("job", metavar="JOB", help="name of the job")
     for command in commands.choices.values():
-        command.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of your context)")
-        command.add_argument("--context", metavar="NAME", help="context of your kubeconfig")
-        command.add_argument("--kubeconfig", metavar="FILE", help="another kubeconfig")
+        _add_where(command, default=argparse.SUPPRESS)  # what stands before the command stays
     return top
+
+
+def _add_where(parser: argparse.ArgumentParser, **given: Any) -> None:
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of your context)", **given)
+    parser.add_argument("--context", metavar="NAME", help="context of your kubeconfig", **given)
+    parser.add_argument("--kubeconfig", metavar="FILE", help="another kubeconfig", **given)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +69,9 @@ def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     kubectl = Kubectl(args)
     try:
-        return COMMANDS[args.command](kubectl, args)
+        if args.command == "logs":
+            return _logs(kubectl, args)
+        return verbs.run(ClusterJobs(kubectl, everywhere=getattr(args, "all_namespaces", False)), args)
     except KubectlFailed as error:
         print(f"kubectl regroup: {error}", file=sys.stderr)
         return 1
@@ -171,30 +170,48 @@ def objects(lines: Iterable[str]) -> Iterator[Any]:
                 yield found
 
 
-def _list(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    found = kubectl.get(RESOURCE, *(["--all-namespaces"] if args.all_namespaces else []))
-    print(explain.table(map(views.job_view, found["items"]), namespaces=args.all_namespaces))
-    return 0
+class ClusterJobs:
+    """Implements verbs.Jobs with the user's kubectl."""
 
+    def __init__(self, kubectl: Kubectl, *, everywhere: bool) -> None:
+        """`everywhere`: jobs of all namespaces are listed."""
+        self._kubectl, self._everywhere = kubectl, everywhere
 
-def _watch(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    said, known, is_there = "", -1, True
-    while is_there:  # the API server ends a watch after a while
-        is_there = False
-        for event in kubectl.watch(RESOURCE, args.job):
-            is_there, job = True, event["object"]
-            if event["type"] == "DELETED":
-                raise KubectlFailed(f"The job {args.job} was deleted.")
-            if known < 0:
-                known = max([0, *(i["generation"] for i in (job.get("status") or {}).get("incidents", ()))])
-            incidents, known = views.news(job, known)
-            now = views.line(job)
-            for line in (*incidents, *([now] if now != said else [])):
-                print(line, flush=True)
-            said = now
-            if views.state(job) in views.ENDED:
-                return 0 if views.state(job) == views.SUCCEEDED else 1
-    raise KubectlFailed("The watch ended without an answer. Try again.")
+    def all(self) -> list[views.JobView]:
+        found = self._kubectl.get(RESOURCE, *(["--all-namespaces"] if self._everywhere else []))
+        return list(map(views.job_view, found["items"]))
+
+    def look(self, job: str) -> views.JobView:
+        found = self.read(job)
+        pods = self._kubectl.get("pods", f"--selector=regroup.dev/job-name={job}")["items"]
+        events = self._kubectl.get("events", f"--field-selector=involvedObject.name={job}")["items"]
+        return views.job_view(found, pods, events)
+
+    def read(self, job: str) -> views.Object:
+        found: views.Object = self._kubectl.get(RESOURCE, job)
+        return found
+
+    def changes(self, job: str) -> Iterator[views.Object]:
+        is_there = True
+        while is_there:  # the API server ends a watch after a while
+            is_there = False
+            for event in self._kubectl.watch(RESOURCE, job):
+                is_there = True
+                if event["type"] == "DELETED":
+                    raise KubectlFailed(f"The job {job} was deleted.")
+                yield event["object"]
+        raise KubectlFailed("The watch ended without an answer. Try again.")
+
+    def change(self, job: str, verb: str, patch: Mapping[str, Any]) -> int:
+        if verb == "scale":
+            return self._kubectl.become("scale", RESOURCE, job, f"--replicas={patch['replicas']}")
+        return self._kubectl.become("patch", RESOURCE, job, "--type=merge", f"--patch={json.dumps({'spec': patch})}")
+
+    def delete(self, job: str) -> int:
+        return self._kubectl.become("delete", RESOURCE, job)
+
+    def refuse(self, sentence: str) -> Exception:
+        return KubectlFailed(sentence)
 
 
 def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
@@ -215,34 +232,6 @@ def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
 
 def _workers_of(job: str) -> str:
     return f"--selector=regroup.dev/job-name={job},regroup.dev/role=worker"
-
-
-def _scale(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    return kubectl.become("scale", RESOURCE, args.job, f"--replicas={args.replicas}")
-
-
-def _why(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    job = kubectl.get(RESOURCE, args.job)
-    pods = kubectl.get("pods", f"--selector=regroup.dev/job-name={args.job}")["items"]
-    events = kubectl.get("events", f"--field-selector=involvedObject.name={args.job}")["items"]
-    print("\n".join(views.why(job, pods, events)))
-    return 0
-
-
-def _suspend(kubectl: Kubectl, args: argparse.Namespace) -> int:
-    patch = json.dumps({"spec": {"runPolicy": {"suspend": args.command == "suspend"}}})
-    return kubectl.become("patch", RESOURCE, args.job, "--type=merge", f"--patch={patch}")
-
-
-COMMANDS = {
-    "list": _list,
-    "watch": _watch,
-    "logs": _logs,
-    "scale": _scale,
-    "why": _why,
-    "suspend": _suspend,
-    "resume": _suspend,
-}
 
 
 if __name__ == "__main__":

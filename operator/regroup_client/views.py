@@ -181,7 +181,7 @@ def _camel(name: str) -> str:
 def state(job: Object) -> str:
     """Return the text of kubectl's column State."""
     status = job.get("status") or {}
-    found: str = (status.get("summary") or {}).get("state") or "AwaitingOperator"
+    found: str = (status.get("summary") or {}).get("state") or status.get("phase") or "AwaitingOperator"
     return found
 
 

@@ -274,13 +274,19 @@ def test_kubectl_regroup_over_a_real_kubectl(
     assert second.startswith("PodsReady is False (Starting): 0 of 3 worker pods run")
     assert plugin.main(["scale", "digits", "5", *where]) == 0
     assert plugin.main(["watch", "digits", *where]) == 1, "it misses its start"
-    assert capfd.readouterr().out.splitlines()[-1].startswith("Failed")
+    assert capfd.readouterr().out.splitlines()[-1].split("  ")[1] == "Failed"
+    assert plugin.main(["scale", "digits", "5", *where]) == 1
+    assert "The job digits has ended (Failed): it cannot be resized." in capfd.readouterr().err
+    assert plugin.main([*where, "status", "digits", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["state"] == "Failed"
     assert plugin.main(["list", *where]) == 0
     assert capfd.readouterr().out.splitlines()[1].split()[:3] == ["digits", "Failed", "-"]
     assert plugin.main(["why", "digits", *where]) == 0
     assert "StartDeadlineExceeded: 0 of the 2 workers" in capfd.readouterr().out
     assert plugin.main(["why", "nobody", *where]) == 1
     assert '"nobody" not found' in capfd.readouterr().err
+    assert plugin.main(["delete", "digits", *where]) == 0
+    until(lambda: not api.get("trainingjobs", f"--namespace={namespace}")["items"], "its end")
     assert leader.page("/healthz")[0] == 200
 
 

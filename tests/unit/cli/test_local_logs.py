@@ -131,7 +131,7 @@ def test_run_that_was_killed_is_known_to_be_over(tmp_path: Path, monkeypatch: py
     directory = tmp_path / "job"
     directory.mkdir()
     made = job(directory, summary={"state": "Running"})
-    assert local_jobs.view(directory, made).state == "Killed"
+    assert local_jobs.view(directory, made).state == "Running", "it is just being started"
     child = os.fork()
     if child == 0:
         with local_jobs.held(directory):
@@ -147,5 +147,6 @@ def test_run_that_was_killed_is_known_to_be_over(tmp_path: Path, monkeypatch: py
         os.kill(child, 9)
         os.waitpid(child, 0)
     assert local_jobs.runner(directory) is None
+    assert local_jobs.view(directory, made).state == "Killed"
     (directory / "job.json").unlink()
     assert local_jobs.directories() == []
