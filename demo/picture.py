@@ -25,7 +25,7 @@ STYLES = (
     (r"^What happened", "bold"),
     (r"^(step|regroup:)", "dim"),
 )
-_STATE = re.compile(r"regroup: (\w+)  (\d+/\d+) ready  generation (\d+)")
+_STATE = re.compile(r"regroup: (?:[\d:]+  )?(\w+)  (\d+/\d+) ready  generation (\d+)")
 
 
 def chosen(lines: Sequence[str]) -> Iterator[str]:

@@ -9,5 +9,7 @@ The package parses arguments, starts local processes and prints; the operator's 
 - `logs.py` is `logs` of both: `pod_logs.py` reads those of pods, and `local_logs.py` keeps and reads those of local workers.
 - `local_jobs.py` finds the jobs of this machine, and whether they still run.
 - `convert/` is `regroup convert`, which writes the jobs of other operators as ours.
+- `verbs.py` has the commands that both share, `screen.py` draws one job on a terminal, and `live_run.py` is the terminal of
+  `regroup run`.
 - `streams.py` ends every command properly when its terminal or pipe closes.
 """

@@ -205,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory for the job's files, kept after the job (default: a temporary one)",
     )
+    run.add_argument("--plain", action="store_true", help="print lines on a terminal, too, and draw no screen")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     run.add_argument(
         "script",

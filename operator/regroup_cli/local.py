@@ -24,12 +24,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
 from regroup_cli import local_logs
 from regroup_cli.gpus import Shares
+from regroup_client.log_lines import Worker
 from regroup_operator.api import (
     ConflictError,
     Job,
@@ -167,13 +169,14 @@ class LocalWorkers:
         *,
         checkpoint_wait_s: float = Settings.checkpoint_s,
         gpus: Shares = _AS_HERE,
+        write: Callable[[int, Worker, bytes], None] = lambda fd, _, data: local_logs.write_all(fd, data),
     ) -> None:
         """Prepare to start agents.
 
         `agent` is the zipapp, `command` the trainer's command, `environment` the environment of both, `gpus` the GPUs
-        of each slot.
+        of each slot. `write` gets what workers write to stdout (1) and stderr (2); threads call it.
         """
-        self._gpus = gpus
+        self._gpus, self._write = gpus, write
         self._checkpoint_wait_s = checkpoint_wait_s
         self._directory, self._agent, self._command = directory, agent, command
         self._environment = dict(environment)
@@ -235,7 +238,10 @@ class LocalWorkers:
         os.close(to_stdout)
         os.close(to_stderr)
         log = local_logs.LogFile(home)
-        readers = [local_logs.keep(stdout, 1, log), local_logs.keep(stderr, 2, log)]
+        worker = Worker(slot, attempt)
+        readers = [
+            local_logs.keep(pipe, partial(self._write, fd, worker), log) for fd, pipe in ((1, stdout), (2, stderr))
+        ]
         pod = Pod(
             namespace=job.namespace,
             name=name,
@@ -362,11 +368,11 @@ class LocalWorkers:
 class Terminal:
     """Recorder that writes events to a terminal, one line each."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
-        say(f"{note.kind} {note.reason}: {note.note}", self._out)
+        self._say(f"{note.kind} {note.reason}: {note.note}")
 
 
 def say(text: str, out: TextIO | None = None) -> None:

@@ -66,11 +66,11 @@ class LogFile:
                 self._file = None
 
 
-def keep(source: int, fd: int, log: LogFile) -> threading.Thread:
-    """Start the thread that passes a worker's output on to `fd` as it is, and keeps it in the log. It ends with the output.
+def keep(source: int, write: Callable[[bytes], None], log: LogFile) -> threading.Thread:
+    """Start the thread that passes a worker's whole lines on to `write`, and keeps them in the log. It ends with the output.
 
-    A reader of `fd` that stops reading stops the worker's output, as if the worker wrote there itself."""
-    thread = threading.Thread(target=_pass_on, args=(source, fd, log), name="regroup-worker-output", daemon=True)
+    While `write` waits for a reader, the worker's output stops, as if the worker wrote there itself."""
+    thread = threading.Thread(target=_pass_on, args=(source, write, log), name="regroup-worker-output", daemon=True)
     thread.start()
     return thread
 
@@ -85,16 +85,17 @@ async def drain(readers: Sequence[threading.Thread], log: LogFile) -> None:
         log.close()
 
 
-def _pass_on(source: int, fd: int, log: LogFile) -> None:
+def _pass_on(source: int, write: Callable[[bytes], None], log: LogFile) -> None:
     shown, kept = b"", b""
     with os.fdopen(source, "rb", buffering=0) as pipe:
         while data := pipe.read(1 << 16):
             whole, shown = _whole(shown + data, b"\r")
-            _write_all(fd, whole)
+            write(whole)
             whole, kept = _whole(kept + data)
             if whole:
                 log.write(whole, time.time_ns())
-    _write_all(fd, shown)
+    if shown:
+        write(shown + b"\n")
     if kept:
         log.write(kept, time.time_ns())
 
@@ -105,7 +106,7 @@ def _whole(data: bytes, further_end: bytes = b"\n") -> tuple[bytes, bytes]:
     return (data, b"") if len(data) - end > MAX_PARTIAL else (data[:end], data[end:])
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     """Write to a terminal or pipe. If its reader has gone, the output goes to the log only."""
     rest = memoryview(data)
     while rest:

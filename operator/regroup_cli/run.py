@@ -21,9 +21,9 @@ from _regroup_agent.launch.command import python_command, uses_library
 from _regroup_agent.launch.program import guess
 from regroup import torch_versions
 from regroup.protocol import launchers
-from regroup_cli import gpus, local_jobs
+from regroup_cli import gpus, live_run, local_jobs
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
-from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
+from regroup_operator.api import SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller, Options, Ports, Turns
 from regroup_operator.endpoint.certificates import Authority, server_context
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 NAMESPACE = "local"
 POLL_S = 0.1
 """Time between two looks at the job's file, which `regroup scale` changes, and between two updates of the terminal's line."""
-LINE_S = 2.0
 PROGRESS_S = 1.0
 """Time between two writes of progress. It is short, because the store is a local file that nobody else writes."""
 _CONFIGURATIONS = (".yaml", ".yml")
@@ -358,7 +357,10 @@ async def _run(
     loop = asyncio.get_running_loop()
     agent = directory / "agent.pyz"
     build_agent(agent)
-    workers = LocalWorkers(directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait, gpus=shares)
+    shown = live_run.terminal(say, plain=args.plain)
+    workers = LocalWorkers(
+        directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait, gpus=shares, write=shown.write
+    )
     controllers: list[Controller] = []
 
     async def reconcile(which: Key) -> float | None:
@@ -392,7 +394,7 @@ async def _run(
             Ports(
                 store=store,
                 workers=workers,
-                recorder=Terminal(sys.stderr),
+                recorder=Terminal(shown.say),
                 registry=registry,
                 background=background,
             ),
@@ -410,10 +412,10 @@ async def _run(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    say(f"job in {store.path}; resize it with: regroup scale {directory} N")
+    shown.say(f"job in {store.path}; resize it with: regroup scale {directory} N")
     working = loop.create_task(queue.run())
     try:
-        return await _watch(store, key, queue, stop, working)
+        return await _watch(store, key, queue, stop, working, shown)
     finally:
         working.cancel()  # first: what ends now is no failure to react to
         with contextlib.suppress(asyncio.CancelledError):
@@ -421,17 +423,25 @@ async def _run(
         await background.stop()
         await runner.cleanup()  # an agent that has an operator asks it before it ends
         await workers.stop()
+        shown.close()
 
 
-async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Event, working: asyncio.Task[None]) -> int:
+async def _watch(
+    store: FileStore,
+    key: Key,
+    queue: WorkQueue,
+    stop: asyncio.Event,
+    working: asyncio.Task[None],
+    shown: live_run.Terminal,
+) -> int:
     """Follow the job's file until the job ends. Changes that others make are passed to the queue."""
-    generation, line, next_line_s = -1, "", 0.0
-    loop = asyncio.get_running_loop()
+    generation = -1
     while not stop.is_set():
         if working.done():
             working.result()
         try:
             job = await store.get(key)
+            shown.show(store.read())
         except UnavailableError as error:
             raise SpecError(
                 f"{error} Leave the directory as it is while its job runs, and start the job again."
@@ -440,16 +450,12 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
         if job.spec_generation != generation:
             generation = job.spec_generation
             queue.add(key)
-        now = _line(job)
-        if now != line and (loop.time() >= next_line_s or job.status.phase in ("Succeeded", "Failed")):
-            line, next_line_s = now, loop.time() + LINE_S
-            say(line)
         if job.status.phase in ("Succeeded", "Failed"):
             await _until_stopped(store, key)
             return 0 if job.status.phase == "Succeeded" else job.status.exit_code or 1
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), POLL_S)
-    say("interrupted; stopping the workers.")
+    shown.say("interrupted; stopping the workers.")
     return 130
 
 
@@ -462,22 +468,3 @@ async def _until_stopped(store: FileStore, key: Key, grace_s: float = 30.0) -> N
             if job is None or not job.status.replicas:
                 return
         await asyncio.sleep(POLL_S)
-
-
-def _line(job: Job) -> str:
-    status, summary = job.status, job.status.summary
-    parts: list[str] = [status.phase or "Pending"]
-    if summary is not None and summary.ready:
-        parts.append(f"{summary.ready} ready")
-    if status.membership is not None:
-        parts.append(f"generation {status.membership.generation} ({status.membership.world_size} ranks)")
-    if summary is not None and summary.step:
-        total = status.progress.total_steps if status.progress is not None else None
-        parts.append(f"step {summary.step}/{total}" if total else f"step {summary.step}")
-    elif summary is not None and summary.progress:
-        parts.append(summary.progress)
-    if summary is not None and summary.loss:
-        parts.append(f"loss {summary.loss}")
-    if summary is not None and summary.eta:
-        parts.append(f"ETA {summary.eta}")
-    return "  ".join(parts)

@@ -99,8 +99,21 @@ class Screen:
     """Draws a job on a terminal, over what it drew before."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out, self._drawn = out, 0
+        self._out = out
+        self._drawing: list[str] = []
         self._in_colour = has_colour(out.isatty(), os.environ.get("NO_COLOR"), os.environ.get("TERM"))
+
+    @property
+    def can_draw(self) -> bool:
+        """True if the terminal understands the escape sequences."""
+        return self._out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    def add(self, above: Sequence[str]) -> None:
+        """Write lines above the drawing, and draw it again."""
+        if above:
+            drawing = "".join(f"{line}\n" for line in self._drawing)
+            self._out.write(f"{self._erasure()}" + "".join(f"{line}\n" for line in above) + drawing)
+            self._out.flush()
 
     def show(self, view: JobView) -> None:
         """Draw the job's newest state."""
@@ -109,15 +122,13 @@ class Screen:
         if self._in_colour:
             colour = _STATE_COLOURS.get(view.state, _OTHER_STATE)
             text[0] = text[0].replace(view.state, f"\x1b[1;{colour}m{view.state}\x1b[0m", 1)
-        self._out.write(f"{self.erasure()}{_HIDE_CURSOR}" + "".join(f"{line}\n" for line in text))
+        self._out.write(f"{self._erasure()}{_HIDE_CURSOR}" + "".join(f"{line}\n" for line in text))
         self._out.flush()
-        self._drawn = len(text)
+        self._drawing = text
 
-    def erasure(self) -> str:
+    def _erasure(self) -> str:
         """Return what removes the drawing, so that other lines can be written in its place."""
-        found = f"\x1b[{self._drawn}A\r{_CLEAR_BELOW}" if self._drawn else ""
-        self._drawn = 0
-        return found
+        return f"\x1b[{len(self._drawing)}A\r{_CLEAR_BELOW}" if self._drawing else ""
 
     def close(self) -> None:
         """Leave the last drawing, and show the cursor again."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from regroup_cli import local_jobs
 from regroup_cli.__main__ import main
-from regroup_cli.local_logs import LocalLogs, LogFile, drain, keep
+from regroup_cli.local_logs import LocalLogs, LogFile, drain, keep, write_all
 from regroup_cli.pod_logs import Wanted
 from regroup_client.log_streams import Choice, Follower, read
 
@@ -68,14 +69,14 @@ def test_full_log_is_replaced_and_one_older_part_is_kept(tmp_path: Path, capsys:
 def test_what_a_worker_writes_is_passed_on_and_kept(tmp_path: Path) -> None:
     log = home(tmp_path, 0)
     (reading, writing), (shown, terminal) = os.pipe(), os.pipe()
-    reader = keep(reading, terminal, log)
+    reader = keep(reading, partial(write_all, terminal), log)
     os.write(writing, b"half a ")
     os.write(writing, b"line\n10%\r20%\rno end")
     os.close(writing)
     asyncio.run(drain([reader], log))
     os.close(terminal)
     with os.fdopen(shown, "rb") as stream:
-        assert stream.read() == b"half a line\n10%\r20%\rno end"
+        assert stream.read() == b"half a line\n10%\r20%\rno end\n"
     kept = (tmp_path / "local-worker-0-0" / "log").read_bytes().split(b"\n")
     assert [line.split(b" ", 1)[-1] for line in kept] == [b"half a line", b"10%\r20%\rno end", b""]
 
@@ -84,7 +85,7 @@ def test_terminal_that_has_gone_loses_nothing_of_the_log(tmp_path: Path) -> None
     log = home(tmp_path, 0)
     (reading, writing), (shown, terminal) = os.pipe(), os.pipe()
     os.close(shown)
-    reader = keep(reading, terminal, log)
+    reader = keep(reading, partial(write_all, terminal), log)
     os.write(writing, b"line\n")
     os.close(writing)
     asyncio.run(drain([reader], log))
