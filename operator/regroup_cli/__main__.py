@@ -9,7 +9,7 @@ import sys
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
-from regroup_cli import local_jobs, logs, verbs
+from regroup_cli import completion, local_jobs, logs, verbs
 from regroup_cli.convert import command as converting
 from regroup_cli.local_logs import LocalLogs
 from regroup_cli.pod_logs import Wanted
@@ -265,6 +265,14 @@ def parser() -> argparse.ArgumentParser:
     )
     replayed.add_argument("file", metavar="FILE", help="the decision log, or one of its older parts")
     replayed.add_argument("--job", metavar="NAMESPACE/NAME", help="only decisions on this job (default: all)")
+    shell = commands.add_parser(
+        "completion",
+        help="print what a shell needs to complete words of this command",
+        description="Print what a shell needs to complete words of this command. kubectl asks kubectl_complete-regroup by itself, "
+        "if it is on the PATH.",
+        epilog='example: eval "$(regroup completion bash)"',
+    )
+    shell.add_argument("shell", choices=sorted(completion.SCRIPTS), help="your shell")
     return top
 
 
@@ -291,7 +299,12 @@ def sizes(text: str) -> list[int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code. A user's error is one sentence and exit code 2."""
-    args = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given[:2] == ["complete", "--"]:  # asked by the shell's function
+        names = (view.name for view in local_jobs.LocalJobs().all())
+        print("\n".join(completion.words(parser(), given[2:], lambda: names)))
+        return 0
+    args = parser().parse_args(given)
     try:
         if args.command == "run":
             from regroup_cli.run import run
@@ -309,6 +322,9 @@ def main(argv: list[str] | None = None) -> int:
             from regroup_cli import replay
 
             return replay.run(args)
+        if args.command == "completion":
+            print(completion.SCRIPTS[args.shell], end="")
+            return 0
         if args.command == "logs":
             return _logs(args)
         return verbs.run(local_jobs.LocalJobs(), args)

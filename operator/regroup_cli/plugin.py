@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: kubectl regroup why digits --namespace team-a",
         allow_abbrev=False,
     )
-    _add_where(top)
+    add_where(top)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     made = verbs.add_parsers(commands, "JOB", "name of the job")
     made["list"].add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
@@ -50,11 +50,12 @@ def parser() -> argparse.ArgumentParser:
     log.add_argument("--previous", action="store_true", help="of the containers before their last restart")
     log.add_argument("job", metavar="JOB", help="name of the job")
     for command in commands.choices.values():
-        _add_where(command, default=argparse.SUPPRESS)  # what stands before the command stays
+        add_where(command, default=argparse.SUPPRESS)  # what stands before the command stays
     return top
 
 
-def _add_where(parser: argparse.ArgumentParser, **given: Any) -> None:
+def add_where(parser: argparse.ArgumentParser, **given: Any) -> None:
+    """Add the options that name a cluster and a namespace."""
     parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of your context)", **given)
     parser.add_argument("--context", metavar="NAME", help="context of your kubeconfig", **given)
     parser.add_argument("--kubeconfig", metavar="FILE", help="another kubeconfig", **given)
