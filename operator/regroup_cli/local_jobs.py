@@ -157,7 +157,11 @@ class LocalJobs:
             raise SpecError(
                 f"DIR ({job}) cannot be written to ({error.strerror}). {_VERBS[verb]} the job as the user who started it."
             ) from None
-        print(f"regroup: {patch['replicas']} workers wanted" if verb == "scale" else f"regroup: {verb} is asked for")
+        print(
+            f"regroup: {views.counted(patch['replicas'], 'worker')} wanted"
+            if verb == "scale"
+            else f"regroup: {verb} is asked for"
+        )
         return 0
 
     def delete(self, job: str) -> int:

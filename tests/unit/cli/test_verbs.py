@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from regroup_cli import plugin, screen
 from regroup_cli.__main__ import main
 from regroup_client import views
 
+OPERATOR = Path(__file__).parents[3] / "operator"
 STATUS: dict[str, Any] = {
     "phase": "Running",
     "summary": {"state": "Running", "ready": "2/2", "step": "40", "loss": "0.5", "progress": "40%", "eta": "9m"},
@@ -79,6 +82,8 @@ def test_local_job_is_suspended_resumed_and_resized(local: Path, capsys: pytest.
         assert main([verb, "digits"]) == 0
         assert json.loads((local / "job.json").read_text())["spec"]["runPolicy"]["suspend"] is suspend
         assert capsys.readouterr().out == f"regroup: {verb} is asked for\n"
+    assert main(["scale", str(local), "1"]) == 0
+    assert capsys.readouterr().out == "regroup: 1 worker wanted\n"
     assert main(["scale", str(local), "3"]) == 0
     assert json.loads((local / "job.json").read_text())["spec"]["replicas"] == 3
 
@@ -202,3 +207,19 @@ def test_screen_counts_workers_that_it_has_no_room_for() -> None:
 )
 def test_sparkline(values: list[float | None], width: int, want: str) -> None:
     assert screen.sparkline(values, width) == want
+
+
+def test_commands_for_a_cluster_need_no_further_package() -> None:
+    """`pipx install .` installs none."""
+    code = (
+        "import sys, regroup_cli.plugin, regroup_cli.completion; regroup_cli.plugin.parser(); "
+        "print([m for m in sys.modules if m.split('.')[0] in ('regroup', 'regroup_operator', 'pydantic', 'aiohttp', 'torch')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(OPERATOR)},
+    )
+    assert done.stdout == "[]\n"
