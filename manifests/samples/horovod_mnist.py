@@ -17,7 +17,7 @@ parser.add_argument("--checkpoint", required=True, help="file that rank 0 writes
 parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
 parser.add_argument("--batch-size", type=int, default=64, help="samples of one process in a step")
-parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one process")
+parser.add_argument("--lr", type=float, default=0.05, help="learning rate of one process")
 parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in 16 bits")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step, to have time to watch")
 args = parser.parse_args()
@@ -51,13 +51,13 @@ labels = torch.tensor(digits.target)
 order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
 train = torch.utils.data.TensorDataset(images[order[:1437]], labels[order[:1437]])
 held_out = images[order[1437:]].to(device), labels[order[1437:]].to(device)
-sampler: torch.utils.data.DistributedSampler = torch.utils.data.DistributedSampler(
-    train, num_replicas=hvd.size(), rank=hvd.rank()
+sampler: torch.utils.data.DistributedSampler[object] = torch.utils.data.DistributedSampler(
+    train, hvd.size(), hvd.rank()
 )
 loader = torch.utils.data.DataLoader(train, batch_size=args.batch_size, sampler=sampler, drop_last=True)
 
 model = Net().to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.5)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
 compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
 optimizer = hvd.DistributedOptimizer(
     optimizer, named_parameters=model.named_parameters(), compression=compression, op=hvd.Average
