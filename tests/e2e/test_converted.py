@@ -46,5 +46,8 @@ def test_converted_pytorchjob_runs_to_its_end(operator: Kubectl, train_namespace
     operator.apply(found.document)
     job = JobView(operator, train_namespace, "converted")
     job.wait(180, "the converted job ends", state="Succeeded")
-    logs = "".join(job.logs(pod["metadata"]["name"]) for pod in job.pods())
+    names = [pod["metadata"]["name"] for pod in job.pods()]
+    logs = "".join(
+        operator.run(f"--namespace={train_namespace}", "logs", name, "--container=pytorch") for name in names
+    )
     assert [f"rank {rank} finished step 60" in logs for rank in range(4)] == [True] * 4, logs

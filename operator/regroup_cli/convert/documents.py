@@ -110,7 +110,10 @@ def convert(documents: Iterable[Document], options: Options) -> list[Converted]:
 
 def _convert(document: Document, options: Options, beside: list[Document]) -> Converted:
     kind, version = document["kind"], str(document.get("apiVersion", ""))
-    name = (document.get("metadata") or {}).get("name") or (document.get("metadata") or {}).get("generateName") or ""
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict | None):
+        raise SpecError(f"metadata of a {kind} is no mapping. Correct it.")
+    name = (metadata or {}).get("name") or (metadata or {}).get("generateName") or ""
     source = f"{kind} {name}".strip()
     converter = CONVERTERS.get((version, kind))
     if converter is None and kind != SCRIPT:

@@ -143,6 +143,10 @@ class Field:
         """Record a change of meaning. The fields below this one still need rules, and it may be absent."""
         self.ledger.add(self.path, Verdict.CHANGED, sentence)
 
+    def known_mapping(self) -> None:
+        """Raise SpecError if the field is there, and no mapping."""
+        self._mapping()
+
     def _record(self, verdict: Verdict, sentence: str) -> Any:
         if self.value is not None:
             self.ledger.read.add(self.path)

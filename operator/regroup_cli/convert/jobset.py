@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import Any
 
@@ -10,7 +9,7 @@ from regroup_cli.convert.draft import Draft, keep_marks, take_metadata
 from regroup_cli.convert.findings import Field
 from regroup_cli.convert.kubeflow import ALL_TIME_S, take_manager
 from regroup_cli.convert.launch import take_launch
-from regroup_cli.convert.pod import take_pod
+from regroup_cli.convert.pod import role_template, take_pod
 from regroup_operator.api import SpecError
 
 _TRAINERS = ("worker", "workers", "node", "nodes", "trainer", "train")
@@ -99,7 +98,10 @@ def take_retries(policy: Field, job: Field, draft: Draft) -> None:
         codes, action = one.at("onExitCodes"), _ACTIONS.get(one.at("action").text())
         if codes and action is not None:
             one.mapped(f"spec.recovery.onExit[{len(rules)}]")
-            values = {"operator": codes.at("operator").value or "In", "values": list(codes.at("values").value or ())}
+            values = {
+                "operator": codes.at("operator").value or "In",
+                "values": [code.value for code in codes.at("values").items()],
+            }
             rules.append({"action": action, "exitCodes": values})
         elif one.at("onPodConditions") and action == "Ignore":
             one.unneeded("Pods that are evicted or deleted do not count.")
@@ -150,7 +152,7 @@ def _role(replicated: Field, success: Field) -> dict[str, Any]:
     replicated.at("dependsOn").dropped(
         "Regroup starts workers and roles together. Let the program wait, or add an init container."
     )
-    targets = success.at("targetReplicatedJobs").value or []
+    targets = [one.value for one in success.at("targetReplicatedJobs").items()]
     required = not targets or source in targets
     if required and not targets and success.at("operator").value == "Any":
         required = False
@@ -160,7 +162,7 @@ def _role(replicated: Field, success: Field) -> dict[str, Any]:
         one.mapped(f"{to}.replicas")
     for other in ("completions", "completionMode", "ttlSecondsAfterFinished", "podReplacementPolicy"):
         job.at(other).unneeded("Each pod of a role runs to its end.")
-    template = copy.deepcopy(job.at("template").mapped(f"{to}.template"))
+    template = role_template(job.at("template"), to)
     limit = job.at("backoffLimit")
     if template["spec"].get("restartPolicy") == "Never" and limit.count(_JOBS_RETRIES) > 0:
         template["spec"]["restartPolicy"] = "OnFailure"
@@ -168,9 +170,6 @@ def _role(replicated: Field, success: Field) -> dict[str, Any]:
     limit.changed(
         "A container of a role that fails starts again without a limit; restartPolicy Never lets it fail the job."
     )
-    for kind in list(template.get("metadata") or {}):
-        if kind not in ("labels", "annotations"):
-            del template["metadata"][kind]
     made: dict[str, Any] = {"name": name, "replicas": count}
     if required:
         made["requiredForCompletion"] = True

@@ -9,7 +9,7 @@ from regroup_cli.convert.draft import Draft, take_metadata
 from regroup_cli.convert.findings import Field
 from regroup_cli.convert.kubeflow import Replicas, replicas_of, take_priority, take_restart_policies, take_run_policy
 from regroup_cli.convert.launch import take_launch
-from regroup_cli.convert.pod import take_env, take_pod
+from regroup_cli.convert.pod import check_pod, take_env, take_pod
 from regroup_operator.api import SpecError
 
 _NO_LAUNCHER = "There is no pod of a launcher: Regroup starts the program in each worker, without ssh."
@@ -62,6 +62,7 @@ def convert(document: Field, draft: Draft) -> None:
 def _take_command(launcher: Replicas, worker: Replicas, draft: Draft, names: tuple[str, ...]) -> None:
     """Give the workers' container the launcher's command, variables and directory."""
     source, target = launcher.source, draft.trainer
+    check_pod(source.at("template"))
     source.at("replicas").unneeded(_NO_LAUNCHER)
     containers = list(source.at("template", "spec", "containers").items())
     if not containers:
@@ -117,9 +118,15 @@ def _take_range(draft: Draft, containers: Field) -> None:
     if found is None:
         return
     draft.framework = _FRAMEWORKS.get(found.launcher, draft.framework)
-    options = launchers.read(command, {}).options if found.launcher == "horovodrun" else {}  # type: ignore[union-attr]
+    if found.launcher != "horovodrun" or "elasticPolicy" in draft.spec:
+        return
+    try:
+        read = launchers.read(command, {})
+    except launchers.LauncherError:
+        return  # the operator's rules say why
+    options = {} if read is None else read.options
     low, high = (options.get(name, ("",))[-1] for name in ("--min-np", "--max-np"))
-    if high.isdecimal() and "elasticPolicy" not in draft.spec:
+    if high.isdecimal() and (low or "1").isdecimal():
         slots = draft.spec["processesPerWorker"]
         draft.put("elasticPolicy.minReplicas", max(1, int(low or 1) // slots))
         draft.put("elasticPolicy.maxReplicas", max(1, int(high) // slots))

@@ -23,6 +23,7 @@ PROCESSES = "PET_NPROC_PER_NODE"
 
 def take_pod(template: Field, draft: Draft, names: Sequence[str], to: str = TO) -> dict[str, Any]:
     """Return a pod template for the workers. `names` are the names that the source's operator has for the training container."""
+    check_pod(template)
     made: dict[str, Any] = {}
     marks = {}
     for kind in ("labels", "annotations"):
@@ -105,6 +106,43 @@ def take_env(env: Field, draft: Draft, to: str) -> list[dict[str, Any]]:
         else:
             kept.append(copy.deepcopy(one.mapped(f"{to}[{name}]")))
     return kept
+
+
+def role_template(template: Field, to: str) -> dict[str, Any]:
+    """Return a pod template for a role, whose containers Regroup leaves as they are."""
+    check_pod(template)
+    if not template.at("spec", "containers"):
+        raise SpecError(f"{template}.spec.containers is missing. Add it.")
+    made: dict[str, Any] = copy.deepcopy(template.mapped(f"{to}.template"))
+    marks = {name: value for name, value in (made.get("metadata") or {}).items() if name in ("labels", "annotations")}
+    return {**({"metadata": marks} if marks else {}), "spec": made["spec"]}
+
+
+def check_pod(template: Field) -> None:
+    """Raise SpecError if a template has not the form that the rules read."""
+    template.at("spec").known_mapping()
+    template.at("metadata").known_mapping()
+    for one in template.at("spec", "containers").items():
+        check_container(one)
+
+
+def check_container(container: Field) -> None:
+    """Raise SpecError if a container has not the form that the rules read."""
+    if not isinstance(container.at("name").value, str | None):
+        raise SpecError(f"{container.at('name')} is no text. Correct it.")
+    check_program(container)
+    container.at("resources", "limits").known_mapping()
+
+
+def check_program(source: Field) -> None:
+    """Raise SpecError if a command, its arguments or its variables have not the form that the rules read."""
+    for name in ("command", "args"):
+        for word in source.at(name).items():
+            if isinstance(word.value, dict | list | None):
+                raise SpecError(f"{word} is no text. Correct it.")
+    for one in source.at("env").items():
+        if not isinstance(one.at("name").value, str):
+            raise SpecError(f"{one}.name is no text. Correct it.")
 
 
 def num_gpus(container: dict[str, Any]) -> int | None:

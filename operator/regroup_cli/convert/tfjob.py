@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 from regroup_cli.convert.draft import Draft, take_metadata
 from regroup_cli.convert.findings import Field
 from regroup_cli.convert.kubeflow import Replicas, replicas_of, take_priority, take_run_policy, take_workers
 from regroup_cli.convert.launch import take_launch
+from regroup_cli.convert.pod import role_template
 from regroup_operator.api import SpecError
 from regroup_operator.api.frameworks import EVALUATOR, TENSORFLOW
 
@@ -51,9 +50,7 @@ def _take_evaluator(evaluator: Replicas, draft: Draft) -> None:
     source = evaluator.source
     to = f"spec.roles[{EVALUATOR}]"
     source.at("replicas").mapped(f"{to}.replicas")
-    template = copy.deepcopy(source.at("template").mapped(f"{to}.template"))
-    for name in set(template.get("metadata") or {}) - {"labels", "annotations"}:
-        del template["metadata"][name]
+    template = role_template(source.at("template"), to)
     policy = source.at("restartPolicy").text()
     source.at("restartPolicy").mapped(f"{to}.template.spec.restartPolicy") if policy not in _RESTARTS else source.at(
         "restartPolicy"

@@ -12,7 +12,7 @@ from regroup_cli.convert.findings import Field, Ledger
 from regroup_cli.convert.jobset import take_job, take_retries, take_set
 from regroup_cli.convert.kubeflow import take_manager
 from regroup_cli.convert.launch import take_launch
-from regroup_cli.convert.pod import take_env, take_pod
+from regroup_cli.convert.pod import check_container, check_program, take_env, take_pod
 from regroup_cli.convert.runtimes import FRAMEWORK, STEP, WELL_KNOWN
 from regroup_operator.api import SpecError
 
@@ -59,7 +59,7 @@ def _runtime_of(reference: Field, draft: Draft) -> dict[str, Any]:
     name, kind = reference.at("name").text(), reference.at("kind").text() or "ClusterTrainingRuntime"
     reference.unneeded("The job has what the runtime says, so that it does not change with it.")
     for one in draft.beside:
-        if one.get("kind") == kind and (one.get("metadata") or {}).get("name") == name:
+        if one.get("kind") == kind and Field(one, Ledger(f"{kind} {name}: ")).at("metadata", "name").value == name:
             return dict(one)
     if kind == "ClusterTrainingRuntime" and name in WELL_KNOWN:
         return copy.deepcopy(WELL_KNOWN[name])
@@ -153,6 +153,8 @@ def _take_trainer(trainer: Field, draft: Draft) -> None:
     """Write what the TrainJob says of its container over what the runtime says."""
     to = "spec.template.spec.containers[0]"
     container = draft.trainer
+    check_program(trainer)
+    trainer.at("resourcesPerNode", "limits").known_mapping()
     for name in ("image", "command", "args"):
         value = trainer.at(name).mapped(f"{to}.{name}")
         if value is not None:
@@ -210,6 +212,9 @@ def _patch_pod(fields: Iterator[tuple[str, Field]], pod: dict[str, Any], draft: 
     for name, one in fields:
         if name == "containers":
             for container in one.items():
+                check_container(container)
+                if not container:
+                    continue
                 value = copy.deepcopy(container.mapped(f"spec.template.spec.containers[{container.at('name').text()}]"))
                 if "env" in value:
                     value["env"] = take_env(container.at("env"), draft, "spec.template.spec.containers[].env")
@@ -230,7 +235,7 @@ def merged(base: Any, patch: Any, name: str = "") -> Any:
     if (
         isinstance(base, list)
         and isinstance(patch, list)
-        and all(isinstance(one, dict) and key in one for one in [*base, *patch])
+        and all(isinstance(one, dict) and isinstance(one.get(key), str) for one in [*base, *patch])
     ):
         out = {one[key]: one for one in base}
         for one in patch:
