@@ -21,8 +21,8 @@ def convert(document: Field, draft: Draft) -> None:
     types = replicas_of(spec.at("tfReplicaSpecs"), ("Chief", "Master", "Worker", "PS", "Evaluator"))
     if "PS" in types and types["PS"].count:
         raise SpecError(
-            f"{types['PS'].source} asks for parameter servers, which spec.framework TensorFlow does not have. Train with "
-            "MultiWorkerMirroredStrategy, and remove PS."
+            f"{types['PS'].source} asks for parameter servers, and no pods of a job are servers only. Train with "
+            "MultiWorkerMirroredStrategy and remove PS, or let some workers be servers (docs/how-to/frameworks.md)."
         )
     workers = [types[name] for name in ("Chief", "Master", "Worker") if name in types]
     if not workers:
