@@ -104,7 +104,7 @@ def test_survivor_of_a_process_of_jax_ends_soon(start: Callable[..., LocalRun], 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_processes_of_a_parameter_server_end_with_the_chief_and_start_again_together(
     start: Callable[..., LocalRun], tmp_path: Path
 ) -> None:
