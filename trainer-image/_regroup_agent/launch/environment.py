@@ -84,6 +84,8 @@ def trainer_env(
     out[env.LOCAL_WORLD_SIZE] = str(processes)
     out.setdefault(env.WORKERS_PER_GROUP, "1")
     out[env.GROUP_PLACE] = str(int(environ.get(env.GROUP_POSITION, "0")) * processes + local_rank)
+    if framework == frameworks.HOROVOD:  # in a session, too: an elastic script may import `horovod`
+        out[env.HOROVOD] = "1"
     if place is not None and framework == frameworks.NONE:
         del out[env.LOCAL_RANK], out[env.LOCAL_WORLD_SIZE]
     if place is not None:

@@ -1,0 +1,3 @@
+"""The name `horovod.torch.elastic`."""
+
+from regroup.horovod.elastic import *  # noqa: F403
