@@ -14,8 +14,8 @@ from regroup_operator.api import SpecError
 
 _NO_LAUNCHER = "There is no pod of a launcher: Regroup starts the program in each worker, without ssh."
 _NO_MPI = (
-    "The program finds its peers by the variables of torchrun and Open MPI. MPI itself does not start, so mpi4py and Horovod's own "
-    "library form no group."
+    "The program finds its peers by the variables of torchrun and Open MPI. MPI itself does not start, so mpi4py forms no group. A "
+    "program of Horovod for PyTorch needs spec.framework Horovod (--framework Horovod)."
 )
 _FRAMEWORKS = {"horovodrun": "Horovod", "deepspeed": "DeepSpeed"}
 
