@@ -195,3 +195,15 @@ def test_agent_hears_of_a_foreign_module(image: Image, tmp_path: Path) -> None:
         thread.join()
     message = {"type": "cannotRun", "localRank": 1, "incarnation": 7, "message": SENTENCE.format(path=path)}
     assert json.loads(heard[0]) == message
+
+
+# --- the name of Horovod ---------------------------------------------------------------------------------------------
+
+
+def test_library_takes_the_name_of_horovod_only_where_the_job_says_so(image: Image) -> None:
+    image.put("horovod/__init__.py", "")
+    where = "import horovod; print(horovod.__file__)"
+    assert image.run(where) == str(image.packages / "horovod" / "__init__.py")
+    image.environ["REGROUP_HOROVOD"] = "1"
+    assert image.run(where).startswith(str(image.library.parent / "horovod" / "as_horovod")), "an installed one lost"
+    assert "Regroup has Horovod's API for PyTorch only" in image.run("import horovod.tensorflow")
