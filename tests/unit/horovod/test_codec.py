@@ -60,7 +60,7 @@ def test_array_and_state_of_an_optimizer_come_back() -> None:
 @pytest.mark.parametrize(
     "value",
     [object(), print, torch.nn.Linear(1, 1), numpy.array([object()]), {"a": [lambda: 0]}, Exception()],
-    ids=repr,
+    ids=["object", "function", "module", "array of objects", "a function inside", "exception"],
 )
 def test_code_and_objects_are_refused_with_a_sentence(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be sent to other ranks, because only data travels"):
