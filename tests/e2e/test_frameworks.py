@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer and XGBoost as they are on pods: `kubectl get trainingjobs` shows Step, Loss and Progress.
+"""Frameworks as they are on pods, by the literal commands of their launchers: `kubectl get trainingjobs` shows Step and Loss.
 
 The image has Python and torch, and nothing of ours. A volume has what the framework needs beside torch.
 """
@@ -6,11 +6,14 @@ The image has Python and torch, and nothing of ours. A volume has what the frame
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cluster import paths
@@ -25,6 +28,15 @@ LOCKED = Path(__file__).parents[1] / "trainer"
 PYTHON = "3.11"
 """Python of the image."""
 EVERY = 50
+OPERATOR = {"DS_BUILD_OPS": "0", "DS_BUILD_SHM_COMM": "1", "DS_ACCELERATOR": "cpu"}
+"""DeepSpeed's setup builds the one operator that it loads without a GPU, since the image has no compiler."""
+WITH_OPERATOR = (
+    "--no-build-isolation-package",
+    "deepspeed",
+    "--config-settings-package",
+    "deepspeed:built=shm_comm",
+)
+"""The setup needs torch. uv keeps what it has built by these settings, apart from a DeepSpeed without the operator."""
 
 
 def put_packages(directory: Path, scratch: Path, locked: str, *packages: str) -> None:
@@ -34,7 +46,8 @@ def put_packages(directory: Path, scratch: Path, locked: str, *packages: str) ->
     constraints.write_text(re.sub(r"\[.*?\]", "", (LOCKED / locked).read_text()))  # a constraint has no extras
     command = [str(paths.REPOSITORY / ".uv/bin/uv"), "pip", "install", "--quiet", "--target", str(directory)]
     command += ["--python-version", PYTHON, "--constraint", str(constraints), "--override", str(without_torch)]
-    subprocess.run([*command, *packages], check=True)
+    command += ["--python", sys.executable, *WITH_OPERATOR]
+    subprocess.run([*command, *packages], env={**os.environ, **OPERATOR}, check=True)
 
 
 def sample(name: str, namespace: str, image: str) -> dict[str, Any]:
@@ -52,15 +65,28 @@ def sample(name: str, namespace: str, image: str) -> dict[str, Any]:
     return job
 
 
-def apply(k: Kubectl, name: str, namespace: str, image: str, *arguments: str) -> None:
-    """Apply a sample's script and its job, whose command gets further arguments."""
+def apply(
+    k: Kubectl, name: str, namespace: str, image: str, *arguments: str, launcher: tuple[str, ...] = (), **spec: Any
+) -> None:
+    """Apply a sample's script and its job, whose command gets further arguments.
+
+    `launcher` replaces what stands before the script in the command. `spec` has further fields. None removes one.
+    """
     script = SAMPLES / f"{name}_train.py"
     metadata = {"name": f"{name}-script", "namespace": namespace}
     k.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {script.name: script.read_text()}})
     job = sample(name, namespace, image)
     (trainer,) = job["spec"]["template"]["spec"]["containers"]
     trainer["args"] += arguments
+    if launcher:
+        trainer["command"] = [*launcher, trainer["command"][-1]]
+    job["spec"] = {name: value for name, value in {**job["spec"], **spec}.items() if value is not None}
     k.apply(job)
+
+
+def containers(job: JobView) -> dict[str, int]:
+    """Return how often the container of each pod was started again, by the pod's uid."""
+    return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in job.pods()}
 
 
 @only_long("tests/trainer/test_torch_frameworks.py runs it under `regroup run`")
@@ -87,17 +113,66 @@ def test_trainer_as_it_is_shows_step_loss_and_progress_and_survives_a_kill(
     assert job.status()["progress"]["source"] == "Reported"
 
     wait_until(lambda: (saved / f"checkpoint-{EVERY}" / "trainer_state.json").exists(), "a checkpoint", timeout_s=120)
-    containers = {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in job.pods()}
+    before = containers(job)
     faults.kill_trainer(job.pod(1)["metadata"]["uid"])
     job.wait(240, "the Trainer ends", state="Succeeded")
     ended = columns()
     assert (ended["PROGRESS"], ended["RESTARTS"]) == ("100%", "1")
-    after = {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in job.pods()}
-    assert after == containers, "the kill cost a pod or a container"
+    assert containers(job) == before, "the kill cost a pod or a container"
     log = job.logs(job.pod(0)["metadata"]["name"])
     begins = [int(line.split()[-1]) for line in log.splitlines() if " begins at step " in line]
     assert (len(begins), begins[0]) == (2, 0), log
     assert begins[1] >= EVERY, "it went on from its checkpoint"
+
+
+@only_long("tests/trainer/test_torch_frameworks.py runs them under `regroup run`")
+@pytest.mark.parametrize(
+    ("name", "launcher", "arguments", "spec"),
+    [
+        pytest.param(
+            "accelerate",
+            ("accelerate", "launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
+            (),
+            {"replicas": 1, "elasticPolicy": None},
+            id="accelerate launch",
+        ),
+        pytest.param(
+            "deepspeed", ("deepspeed", "--num_nodes", "2", "--num_gpus", "1"), ("--stage", "0"), {}, id="deepspeed"
+        ),
+    ],
+)
+def test_command_of_its_documentation_goes_on_from_its_checkpoint_after_a_kill(
+    operator: Kubectl, train_namespace: str, torch_image: str, tmp_path: Path,
+    name: str, launcher: tuple[str, ...], arguments: tuple[str, ...], spec: dict[str, Any],
+) -> None:  # fmt: skip
+    """Two processes train: in one pod, as `--num_processes` and `--num_machines` say, or in two pods."""
+    put_packages(installation.volume(operator, train_namespace, "packages"), tmp_path, "torch-frameworks.txt", name)
+    installation.volume(operator, train_namespace, f"{name}-data")
+    apply(operator, name, train_namespace, torch_image, *arguments, launcher=launcher, **spec)
+    job = JobView(operator, train_namespace, name)
+
+    def begun() -> dict[int, list[int]]:
+        """Return the first steps of each process of two."""
+        log = "".join(job.logs(pod["metadata"]["name"]) for pod in job.pods())
+        found = re.findall(r"process (\d+) of 2 begins at step (\d+)", log)
+        return {rank: [int(step) for of, step in found if int(of) == rank] for rank in (0, 1)}
+
+    def step() -> int:
+        return int((job.status().get("progress") or {}).get("step") or 0)
+
+    wait_until(lambda: step() >= EVERY, "a checkpoint is saved", timeout_s=240)
+    assert begun() == {0: [0], 1: [0]}
+    before = containers(job)
+    faults.kill_trainer(job.pods()[-1]["metadata"]["uid"])
+    job.wait(240, "the script ends", state="Succeeded")
+    assert containers(job) == before, "the kill cost a pod or a container"
+    again = begun()
+    assert [len(steps) for steps in again.values()] == [2, 2], again
+    assert again[0] == again[1]
+    assert again[0][1] >= EVERY, "it went on from its checkpoint"
+    columns = cells(operator.run("--namespace", train_namespace, "get", "trainingjobs", name))
+    assert (columns["STEP"], columns["RESTARTS"]) == ("300", "1")
+    assert float(columns["LOSS"]) < 5, "a model that knows nothing has a loss of 20"
 
 
 @only_long("tests/trainer/test_frameworks.py runs it under `regroup run`")
