@@ -42,7 +42,7 @@ and the job can be resized.
 | `accelerate launch --num_processes 8 --num_machines 2` | 2 workers of 4 processes |
 | `--nproc-per-node gpu` or `auto` | the container's limit of GPUs |
 | `--nproc-per-node cpu` | refused, unless `spec.processesPerWorker` says the number |
-| `--nnodes 4`, `--num_machines 4`, `--num_nodes 4` | must be `spec.replicas` |
+| `--nnodes 4`, `--num_machines 4`, `--num_nodes 4` | must be `spec.replicas`; leave it out of a job with `spec.elasticPolicy` |
 | `--nnodes 1:4` | `spec.elasticPolicy` with minReplicas 1 and maxReplicas 4; `spec.replicas` is the number now |
 | nothing | `spec.processesPerWorker`, else the container's limit of GPUs, else 1 |
 
