@@ -125,6 +125,43 @@ def test_ranks_that_all_wait_for_different_names_are_stuck() -> None:
     assert not table.is_stuck()
 
 
+def test_rank_whose_wait_has_ended_is_not_stuck_when_another_asks_for_the_name_again() -> None:
+    table = n.Table(2)
+    table.take(0, ask("allreduce.w"))
+    table.wait(0, (0, "allreduce.w"))
+    assert table.take(1, ask("allreduce.w"))[0].error == ""
+    table.take(1, ask("allreduce.w"))
+    table.wait(1, (0, "allreduce.w"))
+    assert not table.is_stuck(), "rank 0 saves a file, and will ask"
+    table.wait(0, (0, "allreduce.w"))
+    assert not table.is_stuck(), "a late word of the first wait says nothing about the second"
+    assert table.take(0, ask("allreduce.w"))[0].error == ""
+    assert not table.waits, "the table has let go of all waits"
+
+
+def test_request_of_a_rank_that_has_said_goodbye_counts_no_more() -> None:
+    table = n.Table(2)
+    table.take(0, ask("x"))
+    assert [order.error for order in table.leave(0)] == [SHUT_DOWN], "rank 0 would not run it"
+    assert [order.error for order in table.take(1, ask("x"))] == [SHUT_DOWN]
+    assert not table.asked
+
+
+def test_removed_process_set_ends_what_waits_in_it() -> None:
+    table = n.Table(3)
+    for rank in range(3):
+        table.take(rank, n.Request(n.ADD_SET, n.ADD_SET, ranks=(0, 1)))
+    assert table.take(0, ask("x", set_id=1)) == []
+    table.wait(0, (1, "x"))
+    for rank in range(3):
+        orders = table.take(rank, n.Request(n.REMOVE_SET, n.REMOVE_SET, root=1))
+    assert [(order.request.name, bool(order.error)) for order in orders] == [("x", True), (n.REMOVE_SET, False)]
+    assert "The process set 1 does not exist, or was removed." in orders[0].error
+    assert not table.asked
+    assert not table.waits
+    assert table.leave(0) == []
+
+
 def test_process_sets_are_added_once_and_removed() -> None:
     table = n.Table(2)
     add = n.Request(n.ADD_SET, n.ADD_SET, ranks=(1,))

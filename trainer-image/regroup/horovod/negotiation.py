@@ -111,7 +111,7 @@ class Table:
     gone: set[int] = field(default_factory=set)
     """Ranks that have shut down."""
     waits: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Maps a rank to the name that it waits for. It counts only while that name is in `asked`."""
+    """Maps a rank to the name that it waits for, while it has asked for that name and the order is not given."""
     next_set: int = GLOBAL_SET + 1
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Table:
     def take(self, rank: int, request: Request) -> list[Order]:
         """Take in a request, and return the orders that follow from it."""
         if request.set_id not in self.sets:
-            return [Order(request, f"The process set {request.set_id} does not exist, or was removed.")]
+            return [Order(request, _no_set(request.set_id))]
         if request.kind == JOIN:
             self.joined.append(rank)
         self.asked.setdefault(request.key, {})[rank] = request
@@ -133,18 +133,18 @@ class Table:
 
     def wait(self, rank: int, key: tuple[int, str]) -> None:
         """Note that a rank is blocked until this name is complete."""
-        self.waits[rank] = key
+        if rank in self.asked.get(key, {}):  # otherwise the order was given before the rank's message came
+            self.waits[rank] = key
 
     def is_stuck(self) -> bool:
         """Return whether each rank waits for a name that another rank has not asked for. Then no rank can ask any more."""
-        return bool(self.asked) and all(
-            rank in self.gone or self.waits.get(rank) in self.asked for rank in range(self.size)
-        )
+        return bool(self.asked) and all(rank in self.gone or rank in self.waits for rank in range(self.size))
 
     def give_up(self) -> list[Order]:
         """Return an error for each name, since no rank can complete any of them."""
         orders = [Order(_first(asked), self._stuck(key, asked)) for key, asked in self.asked.items()]
         self.asked.clear()
+        self.waits.clear()
         self.joined.clear()
         return orders
 
@@ -169,15 +169,30 @@ class Table:
         orders = []
         for key in keys:
             asked, members = self.asked[key], self.sets[key[0]]
-            is_join = _first(asked).kind == JOIN
-            if any(rank in self.gone and rank not in asked for rank in members):
-                orders.append(Order(_first(asked), SHUT_DOWN))
-            elif all(rank in asked or (rank in self.joined and not is_join) for rank in members):
-                orders.append(self._order(asked, members))
+            first = _first(asked)
+            if any(rank in self.gone for rank in members):  # a rank that has said goodbye runs no order, even if it asked
+                order = Order(first, SHUT_DOWN)
+            elif all(rank in asked or (rank in self.joined and first.kind != JOIN) for rank in members):
+                order = self._order(asked, members)
             else:
                 continue
-            del self.asked[key]
+            if first.kind == REMOVE_SET and not order.error:
+                orders += self._without_set(first.root)
+            orders.append(order)
+            self._forget(key)
         return orders
+
+    def _without_set(self, set_id: int) -> list[Order]:
+        """Return an error for each name that waits in a set that was just removed."""
+        waiting = {key: asked for key, asked in self.asked.items() if key[0] == set_id}
+        for key in waiting:
+            self._forget(key)
+        return [Order(_first(asked), _no_set(set_id)) for asked in waiting.values()]
+
+    def _forget(self, key: tuple[int, str]) -> None:
+        """Let go of a name whose order is given. The same name may be asked for again, and nobody waits for that yet."""
+        del self.asked[key]
+        self.waits = {rank: waited for rank, waited in self.waits.items() if waited != key}
 
     def _order(self, asked: dict[int, Request], members: tuple[int, ...]) -> Order:
         first, everyone = _first(asked), list(asked.values())
@@ -281,6 +296,10 @@ def _shapes_differ(one: Request, other: Request) -> str:
 
 def _rows(request: Request) -> tuple[int, ...]:
     return tuple(shape[0] if shape else 1 for shape in request.shapes)
+
+
+def _no_set(set_id: int) -> str:
+    return f"The process set {set_id} does not exist, or was removed."
 
 
 def _first(asked: dict[int, Request]) -> Request:
