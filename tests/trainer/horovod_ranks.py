@@ -126,6 +126,15 @@ def mismatches() -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size, "the world goes on after an error"
 
 
+def saves() -> None:
+    """Rank 0 does something else for longer than the stall time, after it has waited for the same name itself."""
+    rank, size = hvd.rank(), hvd.size()
+    for busy in (size - 1, 0):
+        if rank == busy:
+            time.sleep(2.5)
+        assert hvd.allreduce(torch.ones(1), name="w", op=hvd.Sum).item() == size
+
+
 def joins() -> None:
     rank, size = hvd.rank(), hvd.size()
     for step in range(rank + 1):
@@ -244,7 +253,7 @@ def waits() -> None:
     assert "shut down" in refused(lambda: hvd.allreduce(torch.ones(1)))
 
 
-CASES = {each.__name__: each for each in (operations, orders, mismatches, joins, trains, restarts, idles)}
+CASES = {each.__name__: each for each in (operations, orders, mismatches, saves, joins, trains, restarts, idles)}
 
 if __name__ == "__main__":
     hvd.init()
