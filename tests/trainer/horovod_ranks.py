@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,59 @@ def trains() -> None:
     assert torch.allclose(part.grad, every.grad[rank * 3 : rank * 3 + 3], atol=1e-3)
 
 
+def wraps() -> None:
+    """An optimizer that a scheduler, a hook or a second wrapper knows still uses the gradients of all ranks, once for each step."""
+    rank, size = hvd.rank(), hvd.size()
+    for op in (hvd.Average, *([hvd.Adasum] if size != 3 else [])):
+        for before in (True, False):
+            model = torch.nn.Linear(2, 1)
+            torch.nn.init.ones_(model.weight)
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+            if before:
+                scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            for _ in range(2):  # the second wrapper replaces the first one
+                optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=op)
+            if not before:
+                scheduler = torch.optim.swa_utils.SWALR(optimizer, 0.1)
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            optimizer.load_state_dict(optimizer.state_dict())
+            hooks: list[int] = []
+            optimizer.register_step_pre_hook(lambda *_, hooks=hooks: hooks.append(1))
+            for step in range(2):
+                optimizer.zero_grad()
+                model(torch.tensor([[1.0 + rank, 2.0 - rank]])).square().mean().backward()
+                optimizer.step()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    scheduler.step()
+                assert len(hooks) == step + 1
+            weights = hvd.allgather(model.weight.detach())
+            assert bool((weights == weights[0]).all()), (op, before, weights)
+            assert not bool((weights[0] == 1).any())
+
+
+def groups_of_parameters() -> None:
+    """Ranks make the same groups from names alone: they come there at different times, and list parameters in different orders."""
+    rank, size = hvd.rank(), hvd.size()
+    model = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(12)])
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    parameters = list(model.parameters())
+
+    def build() -> Any:
+        listed = parameters if rank == 0 else parameters[::-1]
+        return hvd.DistributedOptimizer(torch.optim.SGD(listed, lr=0.1), model.named_parameters(), groups=5)
+
+    optimizer = build() if rank == 0 else None
+    hvd.barrier()
+    optimizer = optimizer or build()
+    model(torch.full((1, 2), 1.0 + rank)).sum().backward()
+    optimizer.step()
+    weights = hvd.allgather(torch.cat([each.detach().reshape(1, -1) for each in parameters], 1))
+    assert bool((weights == weights[0]).all())
+    assert len(weights) == size
+
+
 def restarts() -> None:
     """`init` after `shutdown`, without threads and connections that stay."""
     for turn in range(3):
@@ -253,14 +307,17 @@ def waits() -> None:
     assert "shut down" in refused(lambda: hvd.allreduce(torch.ones(1)))
 
 
-CASES = {each.__name__: each for each in (operations, orders, mismatches, saves, joins, trains, restarts, idles)}
+CASES = {
+    each.__name__: each
+    for each in (operations, orders, mismatches, saves, joins, trains, wraps, groups_of_parameters, restarts, idles)
+}
 
 if __name__ == "__main__":
     hvd.init()
     assert "regroup.job" not in sys.modules, "the import makes no session"
     if sys.argv[1] == "waits":
         waits()
-    for case in CASES.values() if sys.argv[1] == "all" else ():
+    for case in CASES.values() if sys.argv[1] == "all" else [CASES[name] for name in sys.argv[1:] if name in CASES]:
         case()
         print("passed", case.__name__, flush=True)
     hvd.shutdown()

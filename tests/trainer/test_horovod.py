@@ -48,7 +48,7 @@ def test_operations_do_what_horovods_do(size: int) -> None:
     ranks = start_ranks(size, "all")
     said = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
-    assert all(text.count("passed") == 8 for text in said), said[0]
+    assert all(text.count("passed") == 10 for text in said), said[0]
 
 
 @pytest.mark.timeout(120)

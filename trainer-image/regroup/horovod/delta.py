@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from regroup.horovod import classes
 from regroup.horovod import operations as ops
 from regroup.horovod.compression import Compressor
 
@@ -54,15 +55,7 @@ def wrap(
 ) -> torch.optim.Optimizer:
     """Make the optimizer combine its changes with those of all ranks, and return it. `names` has a name for the id of each
     parameter."""
-    base = type(optimizer)
-    own = {name: value for name, value in vars(_Delta).items() if name not in ("__dict__", "__weakref__", "__doc__")}
+    classes.change(optimizer, _Delta)
     changed: Any = optimizer
-    changed.__class__ = type(base.__name__, (base,), own)
     changed._names, changed._compression, changed.backward_passes_per_step = names, compression, passes
     return optimizer
-
-
-def unwrap(optimizer: Any) -> None:
-    """Give an optimizer its own class back, if `wrap` has changed it."""
-    if type(optimizer).__dict__.get("step") is _Delta.step:
-        optimizer.__class__ = type(optimizer).__mro__[1]

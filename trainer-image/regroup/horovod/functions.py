@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from regroup.horovod import codec, world
+from regroup.horovod import classes, codec, world
 from regroup.horovod import operations as ops
 from regroup.horovod.process_sets import ProcessSet, global_process_set
 
@@ -68,10 +67,10 @@ def _make_state(optimizer: torch.optim.Optimizer, sparse: set[int]) -> None:
                     isinstance(optimizer, torch.optim.SGD) and id(parameter) in sparse
                 )
                 parameter.grad = gradient.to_sparse() if is_sparse else gradient
-    skip = getattr(optimizer, "skip_synchronize", contextlib.nullcontext)
     try:
-        with skip():
-            optimizer.step()
+        classes.class_of_the_user(optimizer).step(
+            optimizer
+        )  # the step of a distributed optimizer would ask the other ranks
     finally:
         for group, options in saved:
             group.update(options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,9 @@ from typing import Any, cast
 
 import torch
 
-from regroup.horovod import delta, world
+from regroup.horovod import classes, delta, world
 from regroup.horovod import operations as ops
 from regroup.horovod.compression import Compression, Compressor
-from regroup.horovod.functions import broadcast_object
 from regroup.horovod.operations import Adasum, Average
 from regroup.horovod.process_sets import ProcessSet, global_process_set
 
@@ -233,15 +233,10 @@ def DistributedOptimizer(  # noqa: PLR0913
     _check_groups(groups)
     if isinstance(optimizer, torch.optim.Optimizer) and isinstance(getattr(optimizer, "_reducer", None), Reducer):
         optimizer._reducer.detach()  # type: ignore[attr-defined]
-        optimizer.__class__ = type(optimizer).__mro__[1]
-    delta.unwrap(optimizer)
+    classes.change_back(optimizer)
     if op == Adasum:
         return delta.wrap(optimizer, names, compression, backward_passes_per_step)
-    base = type(optimizer)
-    own = {
-        name: value for name, value in vars(_Distributed).items() if name not in ("__dict__", "__weakref__", "__doc__")
-    }
-    optimizer.__class__ = type(base.__name__, (base,), own)
+    classes.change(optimizer, _Distributed)
     distributed: Any = optimizer
     distributed.process_set, distributed.op = process_set, op
     distributed.backward_passes_per_step = backward_passes_per_step
@@ -252,7 +247,7 @@ def DistributedOptimizer(  # noqa: PLR0913
     if process_set.included() and (world.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         reduction = Reduction(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
-        grouped = _grouped(trained, names, groups, process_set)
+        grouped = _grouped(trained, names, groups)
         distributed._reducer = Reducer(grouped, names, backward_passes_per_step, reduction)
     return optimizer
 
@@ -296,7 +291,7 @@ def _check_groups(groups: int | list[list[Parameter]] | None) -> None:
 
 
 def _grouped(
-    trained: list[Parameter], names: dict[int, str], groups: int | list[list[Parameter]] | None, process_set: ProcessSet
+    trained: list[Parameter], names: dict[int, str], groups: int | list[list[Parameter]] | None
 ) -> list[tuple[Parameter, ...]]:
     """Return the parameters that are reduced together. Without `groups` each is alone, so that it travels at once."""
     if groups is None:
@@ -306,11 +301,14 @@ def _grouped(
         found = [tuple(each for each in group if id(each) in ids) for group in groups]
         inside = {id(each) for group in found for each in group}
         return [group for group in found if group] + [(each,) for each in trained if id(each) not in inside]
-    # Ranks may list their parameters in different orders, and all must make the same groups.
-    root = (process_set.ranks or [0])[0]
-    order = broadcast_object([names[id(each)] for each in trained], root, "optimizer_groups", process_set)
-    position = {name: index for index, name in enumerate(order)}
-    trained = sorted(trained, key=lambda each: position.get(names[id(each)], len(position)))
+    # Ranks may list their parameters in different orders, and all must make the same groups. They may also come here at different
+    # times: in an elastic job only those that join do. So the names alone decide.
+    trained = sorted(trained, key=lambda each: _natural(names[id(each)]))
     each, more = divmod(len(trained), groups)
     bounds = [index * each + min(index, more) for index in range(groups + 1)]
     return [tuple(trained[begin:end]) for begin, end in itertools.pairwise(bounds) if end > begin]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts layer 2 before layer 10, so that neighbours, whose gradients come together, share a group."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
