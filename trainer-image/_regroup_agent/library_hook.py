@@ -59,10 +59,20 @@ class Finder:
         An installed one would find no other process, since no horovodrun serves its rendezvous, and each would train alone.
         """
         library = self.find_spec(NAME)
+        if self.foreign:
+            self._refuse(ModuleNotFoundError, name=HOROVOD)
         places = getattr(library, "submodule_search_locations", None) or ()
-        return importlib.machinery.PathFinder.find_spec(
+        spec = importlib.machinery.PathFinder.find_spec(
             HOROVOD, [os.path.join(place, "horovod", "as_horovod") for place in places]
         )
+        if spec is None:
+            sentence = (
+                f"`import {HOROVOD}` needs Regroup's library, and the one in {', '.join(places) or PACKAGES} has no part for it. "
+                "Remove the regroup package from the image: the library comes with the pod."
+            )
+            _tell_agent(sentence)
+            raise ModuleNotFoundError(sentence, name=HOROVOD)
+        return spec
 
     def _of_the_user(self, name: str, path: Any, target: Any) -> Any:
         for finder in sys.meta_path:

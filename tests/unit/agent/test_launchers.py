@@ -423,6 +423,13 @@ def test_environment_of_a_process_keeps_regroups_ranks_and_adds_the_launchers() 
     of_mpi = program.program_of_table(found).environ_of({env.RANK: "1", env.WORLD_SIZE: "4", env.LOCAL_RANK: "0"})
     assert (of_mpi["B"], of_mpi["C"], of_mpi.get("D")) == ("2", "3", None)
     assert (of_mpi["OMPI_COMM_WORLD_RANK"], of_mpi["OMPI_COMM_WORLD_SIZE"]) == ("1", "4")
+    found = read(
+        ["horovodrun", "-np", "2", "--no-stall-check", "--stall-check-warning-time-seconds", "7", "python", "t.py"], {}
+    )
+    assert found is not None
+    of_horovod = program.program_of_table(found).environ
+    assert of_horovod == {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "7"}
+    assert not list(found.ignored())
 
 
 @pytest.mark.parametrize(

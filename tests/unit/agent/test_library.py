@@ -207,3 +207,20 @@ def test_library_takes_the_name_of_horovod_only_where_the_job_says_so(image: Ima
     image.environ["REGROUP_HOROVOD"] = "1"
     assert image.run(where).startswith(str(image.library.parent / "horovod" / "as_horovod")), "an installed one lost"
     assert "Regroup has Horovod's API for PyTorch only" in image.run("import horovod.tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        pytest.param("regroup/__init__.py", "which is not Regroup's library", id="foreign"),
+        pytest.param("regroup/protocol/__init__.py", "has no part for it", id="older"),
+    ],
+)
+def test_installed_horovod_is_not_used_where_the_library_lacks_its_api(image: Image, package: str, words: str) -> None:
+    image.put("horovod/__init__.py", "")
+    image.put("regroup/__init__.py", "")
+    image.put(package, "")
+    image.environ["REGROUP_HOROVOD"] = "1"
+    said = image.run("import horovod; print('trains alone')")
+    assert words in said
+    assert "trains alone" not in said

@@ -19,6 +19,7 @@ from regroup.horovod import codec
         None, True, 3, 1 << 80, -0.0, float("inf"), 0.1, 2 + 3j, "ü", b"\0\xff", bytearray(b"x"), (), [1, (2, [3])], {1, 2},
         frozenset("ab"), {"a": {(1, "b"): [None]}, 3: 4.5}, OrderedDict(b=1, a=2), range(3, 9, 2), slice(1, None, 2),
         torch.float16, torch.device("cpu"), torch.Size([2, 3]), numpy.float32(1.5), numpy.int64(7), numpy.str_("s"),
+        numpy.str_(""), numpy.bytes_(b""),
         ["list", "float"],
     ],
     ids=lambda value: type(value).__name__,
@@ -40,6 +41,14 @@ def test_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...])
     back = codec.decode(codec.encode({"t": value}))["t"]
     assert (back.dtype, back.shape) == (value.dtype, value.shape)
     assert torch.equal(back, value)
+
+
+@pytest.mark.parametrize(
+    "view", [torch.conj, lambda value: torch.conj(value).imag], ids=["conjugate", "negative imaginary part"]
+)
+def test_view_that_torch_has_not_computed_comes_back_as_its_value(view: Any) -> None:
+    value = view(torch.tensor([1 + 2j, 3 - 4j]))
+    assert torch.equal(codec.decode(codec.encode(value)), value.resolve_conj().resolve_neg())
 
 
 def test_array_and_state_of_an_optimizer_come_back() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import regroup.horovod
 from regroup.checkpoint import tree as trees
 from regroup.errors import StateError
 from regroup.horovod.elastic import link
@@ -125,6 +129,17 @@ def test_reset_deals_the_samples_anew_before_the_callbacks_run(monkeypatch: pyte
     monkeypatch.setattr(link, "place", lambda: (1, 4))
     state.on_reset()
     assert seen == [8, "second"]
+
+
+def test_scripts_find_states_and_sampler_by_horovods_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(regroup.horovod.__file__).with_name("as_horovod")))
+    try:
+        assert importlib.import_module("horovod.torch.elastic.state").TorchState is TorchState
+        assert importlib.import_module("horovod.torch.elastic.sampler").ElasticSampler is ElasticSampler
+        assert importlib.import_module("horovod.torch").elastic.run is regroup.horovod.elastic.run
+    finally:
+        for name in [each for each in sys.modules if each.split(".")[0] == "horovod"]:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(

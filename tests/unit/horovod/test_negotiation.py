@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
+import socket
 from dataclasses import replace
 
 import pytest
 
+from regroup.horovod import coordinator
 from regroup.horovod import negotiation as n
+from regroup.horovod.channel import Frames, send
 from regroup.horovod.errors import SHUT_DOWN
 
 
@@ -186,3 +190,37 @@ def test_requests_and_orders_travel_as_json() -> None:
     assert n.order_of(json.loads(json.dumps(n.to_wire(order)))) == order
     with pytest.raises((ValueError, TypeError)):
         n.request_of(["allreduce"])
+
+
+@pytest.mark.parametrize(
+    ("environ", "want"),
+    [
+        pytest.param({}, 10.0, id="default"),
+        pytest.param({coordinator.STALL_S: "2.5"}, 2.5, id="given"),
+        pytest.param({coordinator.STALL_S: "0.001"}, 0.1, id="never less than a tenth"),
+        pytest.param({coordinator.STALL_S: "0"}, math.inf, id="0 turns it off"),
+        pytest.param({coordinator.STALL_S: "inf"}, math.inf, id="endless"),
+        pytest.param({coordinator.STALL_S: "1e300"}, math.inf, id="longer than select can wait"),
+        pytest.param({coordinator.STALL_S: "nan"}, 10.0, id="no number"),
+        pytest.param({coordinator.STALL_S: "soon"}, 10.0, id="a word"),
+        pytest.param({coordinator.STALL_S: "5", coordinator.STALL_OFF: "1"}, math.inf, id="turned off"),
+        pytest.param({coordinator.STALL_OFF: "0"}, 10.0, id="not turned off"),
+    ],
+)
+def test_stall_time(environ: dict[str, str], want: float) -> None:
+    assert coordinator.stall_s(environ) == want
+
+
+def test_ranks_hear_of_a_coordinator_that_fails() -> None:
+    token = bytes(coordinator.HELLO_BYTES)
+    listener = coordinator.listen()
+    port = listener.getsockname()[1]
+    serving = coordinator.Coordinator(listener, 1, token)
+    serving.thread.start()
+    with socket.create_connection(("localhost", port), timeout=30) as rank:
+        rank.sendall(token + bytes(4))
+        send(rank, {"nonsense": 1})
+        (message,) = Frames().feed(rank.recv(1 << 16))
+    assert message == {"broken": "The coordinator on rank 0 has failed: KeyError: 'ask'."}
+    serving.thread.join(30)
+    assert not serving.thread.is_alive()

@@ -121,6 +121,11 @@ def program_of_table(found: LauncherCommand) -> Program:
         name, equals, value = given.partition("=")
         if equals:
             environ[name] = value
+    if found.launcher == "horovodrun":
+        if found.is_set("--no-stall-check"):
+            environ["HOROVOD_STALL_CHECK_DISABLE"] = "1"
+        for seconds in found.options.get("--stall-check-warning-time-seconds", ()):
+            environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = seconds
     pairs = found.options.get("-genv", ())
     environ.update(zip(pairs[::2], pairs[1::2]))
     return Program(found.program, environ, found.launcher)

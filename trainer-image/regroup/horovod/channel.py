@@ -13,10 +13,15 @@ LOST_AFTER_S = 30
 """Time after which a machine that answers nothing counts as lost."""
 
 
+def frame(message: Any) -> bytes:
+    """Return the bytes of one message."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return struct.pack(">I", len(body)) + body
+
+
 def send(connection: socket.socket, message: Any) -> None:
     """Send one message. The caller sees to it that no two threads send at once."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    connection.sendall(struct.pack(">I", len(body)) + body)
+    connection.sendall(frame(message))
 
 
 class Frames:

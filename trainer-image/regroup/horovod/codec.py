@@ -78,7 +78,7 @@ def _describe(value: Any, blobs: list[bytes]) -> Any:
 def _describe_tensor(value: torch.Tensor, blobs: list[bytes]) -> Any:
     """Describe a tensor. A parameter stays one. Its device is that of the sender's type, so a receiver without GPU gets a CPU's."""
     is_parameter = isinstance(value, torch.nn.Parameter)
-    flat = value.detach().cpu().contiguous().reshape(-1)
+    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     name = str(value.dtype).removeprefix("torch.")
     return ["tensor", name, list(value.shape), _blob(content, blobs), value.requires_grad, is_parameter, value.is_cuda]
@@ -159,7 +159,10 @@ class _Reader:
         kind = numpy.dtype(dtype)
         if kind.kind not in _NUMPY_KINDS:
             raise ValueError("These bytes are no object of a peer: an array of objects.")
-        array = numpy.frombuffer(bytearray(self._bytes(length)), dtype=kind).reshape(shape)
+        content = bytearray(self._bytes(length))
+        # frombuffer refuses no bytes, and the type of an empty string
+        is_empty = not content or not kind.itemsize
+        array = numpy.zeros(shape, kind) if is_empty else numpy.frombuffer(content, dtype=kind).reshape(shape)
         return array if is_array else array[()]
 
 

@@ -42,6 +42,8 @@ class Collectives:
         self._rank, self._backend = rank, backend
         self._groups: dict[int, Any] = {n.GLOBAL_SET: group}
         self._members: dict[int, tuple[int, ...]] = {n.GLOBAL_SET: tuple(range(dist.get_world_size(group)))}
+        self.join_gpu: int | None = None
+        """GPU on which this rank adds its zeros once it has joined. The device of the runner's thread is always the first one."""
         self._runs: dict[str, Callable[[n.Order, Handle | None], Any]] = {
             n.ALLREDUCE: self._allreduce, n.ALLGATHER: self._allgather, n.BROADCAST: self._broadcast, n.ALLTOALL: self._alltoall,
             n.REDUCESCATTER: self._reducescatter, n.ADD_SET: self._add_set, n.REMOVE_SET: self._remove_set,
@@ -66,7 +68,7 @@ class Collectives:
         if handle is None or handle.ready is None:
             device = None
             if order.request.device != "CPU":
-                device = torch.device("cuda", torch.cuda.current_device())
+                device = torch.device("cuda", torch.cuda.current_device() if self.join_gpu is None else self.join_gpu)
             with torch.no_grad():
                 return self._run_on(device, order, handle)
         device = handle.tensors[0].device

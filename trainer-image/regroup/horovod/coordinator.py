@@ -7,31 +7,42 @@ goodbye is a rank that has died. Then all others hear it at once, whatever they 
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import selectors
 import socket
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
-from regroup.horovod.channel import Frames, notice_lost_machines, send
+from regroup.horovod.channel import Frames, frame, notice_lost_machines
 from regroup.horovod.negotiation import Order, Table, request_of, to_wire
 
+_LONGEST_STALL_S = 30 * 86400.0
+"""Longer times are endless, because `select` cannot wait for as long as they may say."""
 JOIN_WITHIN_S = 300.0
 """Time in which all ranks must have connected. They have just formed a group, so this takes milliseconds."""
 HELLO_BYTES = 32
 STALL_S = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+STALL_OFF = "HOROVOD_STALL_CHECK_DISABLE"
+"""Variables of Horovod's. A time of 0, and any value but 0 of the second one, turn the check off."""
 DEFAULT_STALL_S = 10.0
 """Time for which all ranks must wait for different names before that is an error. Another thread of a rank may still ask."""
 
 
-def stall_s() -> float:
-    """Return the time after which ranks that wait for different names get an error."""
+def stall_s(environ: Mapping[str, str]) -> float:
+    """Return the time after which ranks that wait for different names get an error. It is infinite if they may wait for ever."""
+    if environ.get(STALL_OFF, "").strip() not in ("", "0"):
+        return math.inf
     try:
-        return max(float(os.environ.get(STALL_S, DEFAULT_STALL_S)), 0.1)
+        given_s = float(environ.get(STALL_S, DEFAULT_STALL_S))
     except ValueError:
         return DEFAULT_STALL_S
+    if math.isnan(given_s):
+        return DEFAULT_STALL_S
+    return max(given_s, 0.1) if 0 < given_s <= _LONGEST_STALL_S else math.inf
 
 
 class Coordinator:
@@ -45,7 +56,7 @@ class Coordinator:
         self._frames: dict[socket.socket, Frames] = {}
         self._heard_s = 0.0
         """Time of the last request."""
-        self._stall_s = stall_s()
+        self._stall_s = stall_s(os.environ)
         self._broken = ""
         self.thread = threading.Thread(target=self._serve, name="regroup-horovod-coordinator", daemon=True)
         _coordinators.add(self)
@@ -59,8 +70,8 @@ class Coordinator:
         try:
             self._accept()
             self._loop()
-        except (OSError, ValueError, TypeError) as error:
-            self._break(f"The coordinator on rank 0 has failed: {error}")
+        except Exception as error:  # whatever it is, the ranks must not wait for a thread that has ended
+            self._break(f"The coordinator on rank 0 has failed: {type(error).__name__}: {error}.")
         finally:
             for connection in (self._listener, *self._ranks.values()):
                 connection.close()
@@ -114,7 +125,7 @@ class Coordinator:
                     self._tell({"orders": [to_wire(order) for order in orders]})
 
     def _timeout_s(self) -> float | None:
-        if not self._table.is_stuck():
+        if math.isinf(self._stall_s) or not self._table.is_stuck():
             return None
         return max(self._stall_s - (time.monotonic() - self._heard_s), 0.0)
 
@@ -143,9 +154,10 @@ class Coordinator:
             self._tell({"broken": why})
 
     def _tell(self, message: dict[str, Any]) -> None:
+        data = frame(message)
         for connection in list(self._ranks.values()):
             try:
-                send(connection, message)
+                connection.sendall(data)
             except OSError:
                 pass  # the next recv says that this rank has ended
 

@@ -113,7 +113,7 @@ def _encoded(obj: Any) -> tuple[bytes, str]:
     """Return the bytes to send, and why the object cannot be sent. Then the bytes are that sentence, so that all ranks raise it."""
     try:
         return codec.encode(obj), ""
-    except TypeError as error:
+    except (TypeError, RuntimeError, ValueError) as error:
         return str(error).encode(), str(error)
 
 

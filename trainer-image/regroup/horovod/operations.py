@@ -298,9 +298,14 @@ def synchronize(handle: Handle) -> Any:
     return handle.wait()
 
 
-def join(device: int = -1) -> int:  # noqa: ARG001
-    """Wait until all ranks have joined, and return the rank that joined last. Until then this rank adds zeros to allreduces."""
+def join(device: int = -1) -> int:
+    """Wait until all ranks have joined, and return the rank that joined last. Until then this rank adds zeros to allreduces.
+
+    `device` is the index of the GPU for the zeros. Without it, that is the present device of the calling thread.
+    """
     engine = world.engine()
+    if torch.cuda.is_available():
+        world.current().collectives.join_gpu = torch.cuda.current_device() if device < 0 else device
     result: int = engine.ask(Handle(Request(JOIN, JOIN), ())).wait()
     return result
 

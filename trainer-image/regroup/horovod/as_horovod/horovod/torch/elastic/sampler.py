@@ -1,0 +1,3 @@
+"""The name `horovod.torch.elastic.sampler`."""
+
+from regroup.horovod.elastic.sampler import *  # noqa: F403
