@@ -167,6 +167,8 @@ class Follower:
         self._open: dict[str, _Stream] = {}
         self._newest: dict[str, int] = {}
         """Time of the newest line of each log that was read; only of logs that there still are."""
+        self._broken: set[str] = set()
+        """Logs whose reading failed: their rest is read even if the container has ended. Only of logs that there still are."""
         self._has_ended = False
         self._warned = False
 
@@ -205,9 +207,14 @@ class Follower:
                 out += self._taken(stream, stream.cutter.feed(what))
             else:
                 out += self._taken(stream, stream.cutter.end())
-                self._open.pop(stream.log.key, None)
+                key = stream.log.key
+                self._open.pop(key, None)
                 if what is None:
-                    self._newest[stream.log.key] = max(stream.newest_ns, 1)
+                    self._broken.discard(key)
+                else:
+                    self._broken.add(key)
+                if what is None or stream.newest_ns:
+                    self._newest[key] = max(stream.newest_ns, 1)
         for stream in self._open.values():
             out += self._taken(stream, stream.cutter.frame(time.monotonic()), is_frame=True)
         return out
@@ -223,11 +230,13 @@ class Follower:
         self._has_ended = has_ended
         there = {log.key for log in logs}
         self._newest = {key: newest for key, newest in self._newest.items() if key in there}
+        self._broken &= there
         for log in logs:
             newest = self._newest.get(log.key, 0)
             if log.key in self._open:
                 self._open[log.key].log = log  # its rank may have changed
-            if log.key in self._open or (newest and not (log.is_open and not has_ended)):
+            goes_on = log.key in self._broken or (log.is_open and not has_ended)
+            if log.key in self._open or (newest and not goes_on):
                 continue
             if len(self._open) >= MAX_STREAMS:
                 if first:

@@ -1,8 +1,9 @@
-"""Log lines for people: whose they are, in which order they come, and what a terminal is shown."""
+"""Log lines for people: whose they are, in which order they come, what a terminal is shown, and how several logs are read."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -21,6 +22,7 @@ from regroup_client.log_lines import (
     shown,
     split_time,
 )
+from regroup_client.log_streams import Choice, Follower, Log, LogsError
 
 W0, W1 = Worker(0), Worker(1, 2)
 AT = b"2026-01-01T10:00:00.5Z "
@@ -205,3 +207,59 @@ def test_line_is_shown_with_its_origin() -> None:
     assert shown(Line(AT_NS, W1, None, "x"), colour=False, time=True) == "10:00:00.500 [1] x"
     assert shown(Line(0, W0, None, "x"), colour=False, time=True) == "[0] x"
     assert shown(Line(AT_NS, W1, 7, "x"), colour=True) == "\x1b[33m[1.7]\x1b[0m x"
+
+
+# --- logs of several workers -----------------------------------------------------------------------------------------
+
+
+class Part:
+    """What one opening of a log yields, before it ends or fails."""
+
+    def __init__(self, data: bytes, fails: LogsError | None = None) -> None:
+        self._data, self._fails = data, fails
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def chunks(self) -> Iterator[bytes]:
+        yield self._data
+        if self._fails is not None:
+            raise self._fails
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Parts:
+    """Implements Reader for one log: each look and each opening takes the next answer, and the last one stays."""
+
+    def __init__(self, looks: list[tuple[list[Log], bool] | LogsError], parts: list[Part]) -> None:
+        self._looks, self._parts = looks, parts
+        self.opened: list[tuple[int | None, int]] = []
+        """The tail and the time from which the log was opened."""
+
+    def logs(self) -> tuple[list[Log], bool]:
+        look = self._looks[0] if len(self._looks) == 1 else self._looks.pop(0)
+        if isinstance(look, LogsError):
+            raise look
+        return look
+
+    def open(self, log: Log, *, follow: bool, tail: int | None, after_ns: int = 0) -> Part:  # noqa: ARG002
+        self.opened.append((tail, after_ns))
+        return self._parts[0] if len(self._parts) == 1 else self._parts.pop(0)
+
+
+def followed(reader: Parts, warn: Callable[[str], None] = print, tail: int | None = None) -> list[str]:
+    return [one.text for one in Follower(reader, Choice(), tail, warn, refresh_s=0.02).lines()]
+
+
+@pytest.mark.parametrize("still_runs", [True, False], ids=["the container runs", "the container ended meanwhile"])
+def test_log_whose_connection_broke_goes_on_where_it_was(still_runs: bool) -> None:
+    first, second = AT + b"one\n", AT.replace(b":00.5", b":01.5") + b"two\n"
+    runs, later = Log("a", W0), Log("a", W0, is_open=still_runs)
+    reader = Parts(
+        [([runs], False), ([later], False), ([later], False), ([later], True)],
+        [Part(first, LogsError("unexpected EOF")), Part(first + second)],
+    )
+    assert followed(reader) == ["one", "two"]
+    assert reader.opened[:2] == [(None, 0), (None, AT_NS)]
