@@ -9,22 +9,46 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from regroup_cli import logs, verbs
 from regroup_cli.pod_logs import PodLogs, Wanted
 from regroup_cli.streams import guarded
-from regroup_client import views
-from regroup_client.log_streams import LogsError
+from regroup_client import log_streams, views
+from regroup_client.log_streams import LogsError, LostError, Patience
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
 
 
+UNREACHABLE = 3
+"""Exit code of `watch` and `logs --follow` if the cluster has been out of reach for too long."""
+RETRY_S = 2.0
+"""Time between two attempts to watch a job again."""
+_FINAL = re.compile(r"\((NotFound|Forbidden|Unauthorized)\)")
+"""Answers of an API server that another attempt would not change."""
+
+
 class KubectlFailed(Exception):
     """kubectl refused. The message is its own sentence."""
+
+    code = 1
+    """Exit code of the command."""
+
+    def __init__(self, said: str, *, is_final: bool = False) -> None:
+        """`is_final`: another attempt would fail, too."""
+        super().__init__(said)
+        self.is_final = is_final or _FINAL.search(said) is not None
+
+
+class Unreachable(KubectlFailed):
+    """A command that follows a job gave up. So its exit code is not that of a job that failed."""
+
+    code = UNREACHABLE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,7 +99,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return verbs.run(ClusterJobs(kubectl, everywhere=getattr(args, "all_namespaces", False)), args)
     except KubectlFailed as error:
         print(f"kubectl regroup: {error}", file=sys.stderr)
-        return 1
+        return error.code
 
 
 class Kubectl:
@@ -193,15 +217,25 @@ class ClusterJobs:
         return found
 
     def changes(self, job: str) -> Iterator[views.Object]:
-        is_there = True
-        while is_there:  # the API server ends a watch after a while
-            is_there = False
-            for event in self._kubectl.watch(RESOURCE, job):
-                is_there = True
-                if event["type"] == "DELETED":
-                    raise KubectlFailed(f"The job {job} was deleted.")
-                yield event["object"]
-        raise KubectlFailed("The watch ended without an answer. Try again.")
+        patience: Patience | None = None  # none before the first answer: an error may be the user's
+        while True:
+            failure: KubectlFailed | None = KubectlFailed("The watch ended without an answer. Try again.")
+            try:
+                for event in self._kubectl.watch(RESOURCE, job):
+                    patience = Patience()
+                    failure = None
+                    if event["type"] == "DELETED":
+                        raise KubectlFailed(f"The job {job} was deleted.", is_final=True)
+                    yield event["object"]
+            except KubectlFailed as error:
+                failure = error
+            if failure is None:
+                continue  # the API server ends a watch after a while
+            if patience is None or failure.is_final:
+                raise failure
+            if patience.ends(time.monotonic()):
+                raise Unreachable(f"{failure} It has been so for {log_streams.PATIENCE_S:.0f} s.")
+            time.sleep(RETRY_S)
 
     def change(self, job: str, verb: str, patch: Mapping[str, Any]) -> int:
         if verb == "scale":
@@ -220,13 +254,15 @@ def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
         try:
             return kubectl.get(RESOURCE, args.job), kubectl.get("pods", _workers_of(args.job))["items"]
         except KubectlFailed as error:
-            raise LogsError(str(error)) from None
+            raise LogsError(str(error), is_final=error.is_final) from None
 
     since_s = None if args.since is None else int(args.since.total_seconds())
     wanted = Wanted(args.slot, args.rank, args.all_attempts, args.previous)
     reader = PodLogs(look, kubectl.command, wanted, since_s)
     try:
         return logs.show(reader, args, lambda said: print(f"kubectl regroup: {said}", file=sys.stderr))
+    except LostError as error:
+        raise Unreachable(str(error)) from None
     except LogsError as error:
         raise KubectlFailed(str(error)) from None
 

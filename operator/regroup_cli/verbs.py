@@ -19,8 +19,8 @@ from regroup_client.log_lines import clean
 from regroup_client.views import JobView, Object
 
 EXIT_CODES = (
-    "Exit code: 0 if it succeeds, 1 if the cluster or the job's state does not let it, 2 if the arguments are wrong, 130 after "
-    "Ctrl-C."
+    "Exit code: 0 if it succeeds, 1 if the cluster or the job's state does not let it, 2 if the arguments are wrong, 3 if what is "
+    "followed has been out of reach for 60 s, 130 after Ctrl-C."
 )
 
 

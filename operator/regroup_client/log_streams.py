@@ -25,8 +25,38 @@ _QUEUED = 1000
 """Chunks of output that wait. A stream that writes faster than lines are shown waits for its reader."""
 
 
+PATIENCE_S = 60.0
+"""Time for which requests of a command that follows a job may fail before it gives up."""
+
+
 class LogsError(Exception):
     """Logs cannot be read. The message is one sentence for the user."""
+
+    def __init__(self, said: str, *, is_final: bool = False) -> None:
+        """`is_final`: another attempt would fail, too."""
+        super().__init__(said)
+        self.is_final = is_final
+
+
+class LostError(LogsError):
+    """A follower gave up, since its requests had failed for too long."""
+
+
+class Patience:
+    """Knows for how long all requests have failed."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def succeeded(self) -> None:
+        """Note that a request was answered."""
+        self._since_s = None
+
+    def ends(self, now_s: float) -> bool:
+        """Note a failure, and return whether requests have failed for PATIENCE_S seconds."""
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -160,7 +190,7 @@ class Follower:
         warn: Callable[[str], None],
         refresh_s: float = REFRESH_S,
     ) -> None:
-        """`warn` is called with a sentence if a log is left out."""
+        """`warn` is called with a sentence if a log is left out, and when requests begin to fail."""
         self._reader, self._choice, self._tail, self._warn, self._refresh_s = reader, choice, tail, warn, refresh_s
         self._messages: queue.Queue[_Message] = queue.Queue(_QUEUED)
         self._stopped = threading.Event()
@@ -171,9 +201,11 @@ class Follower:
         """Logs whose reading failed: their rest is read even if the container has ended. Only of logs that there still are."""
         self._has_ended = False
         self._warned = False
+        self._patience = Patience()
+        self._fails = False
 
     def lines(self) -> Iterator[Line]:
-        """Yield lines as they are written. Raises LogsError if the job or its pods cannot be read."""
+        """Yield lines as they are written. Raises LogsError if the job or its pods cannot be read at first, or for PATIENCE_S."""
         first = self._reader.logs()
         self._update(*first, first=True)
         reorder = Reorder()
@@ -200,8 +232,11 @@ class Follower:
                 break
             if stream is None:
                 if isinstance(what, LogsError):
-                    raise what
+                    self._failed(what)
+                    continue
                 assert isinstance(what, tuple)
+                self._patience.succeeded()
+                self._fails = False
                 self._update(*what)
             elif isinstance(what, bytes):
                 out += self._taken(stream, stream.cutter.feed(what))
@@ -218,6 +253,16 @@ class Follower:
         for stream in self._open.values():
             out += self._taken(stream, stream.cutter.frame(time.monotonic()), is_frame=True)
         return out
+
+    def _failed(self, error: LogsError) -> None:
+        """Go on after a failed look at the job, unless it is the last of too many."""
+        if error.is_final:
+            raise error
+        if self._patience.ends(time.monotonic()):
+            raise LostError(f"{error} It has been so for {PATIENCE_S:.0f} s.")
+        if not self._fails:
+            self._fails = True
+            self._warn(f"{error} It is tried again for {PATIENCE_S:.0f} s.")
 
     def _taken(self, stream: _Stream, raws: list[tuple[bytes, int]], *, is_frame: bool = False) -> list[Line]:
         found = [line for raw, dropped in raws for line in lines_of(raw, stream.log.worker, stream.log.rank, dropped)]
@@ -274,7 +319,7 @@ class Follower:
                 found = self._reader.logs()
             except LogsError as error:
                 found = error
-            if not self._put((None, found)) or isinstance(found, LogsError):
+            if not self._put((None, found)):
                 return
 
     def _put(self, message: _Message) -> bool:

@@ -258,6 +258,54 @@ def test_watch_that_has_nothing_more_to_tell_ends(
     assert sentence in capsys.readouterr().err
 
 
+REFUSED = "error: The connection to the server was refused\n"
+
+
+def script(cluster: Path, *runs: tuple[int, str, str]) -> None:
+    """Have kubectl answer with the next code, output and error each time it is started, and then always with the last."""
+    (cluster / "runs").write_text(json.dumps(runs))
+    (cluster / "kubectl").write_text(
+        f"#!{sys.executable}\nimport json, os, sys\npath = os.environ['FAKE_KUBECTL'] + '/runs'\n"
+        "(code, out, err), *rest = runs = json.load(open(path))\njson.dump(rest or runs, open(path, 'w'))\n"
+        "sys.stdout.write(out)\nsys.stderr.write(err)\nsys.exit(code)\n"
+    )
+
+
+def test_watch_outlives_a_connection_that_breaks(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plugin, "RETRY_S", 0.01)
+    begins, ends = stream(("ADDED", RUNNING)), stream(("ADDED", job(summary={"state": "Succeeded"})))
+    script(cluster, (1, begins, REFUSED), (1, "", REFUSED), (0, "", ""), (0, ends, ""))
+    assert plugin.main(["watch", "digits"]) == 0
+    assert [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()] == ["Running", "Succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        pytest.param(REFUSED, plugin.UNREACHABLE, id="out of reach"),
+        pytest.param('Error from server (NotFound): "digits" not found\n', 1, id="deleted"),
+    ],
+)
+@pytest.mark.parametrize("argv", [["watch", "digits"], ["logs", "digits", "-f"]], ids=lambda argv: argv[0])
+def test_command_that_follows_gives_up_with_a_code_of_its_own(
+    cluster: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    error: str,
+    code: int,
+) -> None:
+    monkeypatch.setattr(plugin, "RETRY_S", 0.01)
+    monkeypatch.setattr(log_streams, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(plugin.logs.show, "__defaults__", (0.02,))
+    first = [stream(("ADDED", RUNNING))] if argv[0] == "watch" else [json.dumps(RUNNING), json.dumps({"items": []})]
+    script(cluster, *((0, text, "") for text in first), (1, "", error))
+    assert plugin.main(argv) == code
+    assert error.removeprefix("error: ").strip() in capsys.readouterr().err
+
+
 def test_failed_job_ends_the_watch_with_a_code_of_its_own(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers(cluster, {"--watch": stream(("ADDED", job(summary={"state": "Failed"})))})
     assert plugin.main(["watch", "digits"]) == 1

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from regroup_client import log_lines
+from regroup_client import log_lines, log_streams
 from regroup_client.log_lines import (
     Cutter,
     Line,
@@ -22,7 +22,7 @@ from regroup_client.log_lines import (
     shown,
     split_time,
 )
-from regroup_client.log_streams import Choice, Follower, Log, LogsError
+from regroup_client.log_streams import Choice, Follower, Log, LogsError, LostError
 
 W0, W1 = Worker(0), Worker(1, 2)
 AT = b"2026-01-01T10:00:00.5Z "
@@ -263,3 +263,25 @@ def test_log_whose_connection_broke_goes_on_where_it_was(still_runs: bool) -> No
     )
     assert followed(reader) == ["one", "two"]
     assert reader.opened[:2] == [(None, 0), (None, AT_NS)]
+
+
+def test_follower_outlives_requests_that_fail_for_a_while() -> None:
+    said: list[str] = []
+    fails = LogsError("The connection was refused.")
+    log = Log("a", W0)
+    reader = Parts([([log], False), fails, fails, ([log], False), fails, ([log], True)], [Part(AT + b"one\n")])
+    assert followed(reader, said.append)[0] == "one"
+    assert said == ["The connection was refused. It is tried again for 60 s."] * 2
+
+
+def test_follower_gives_up_when_requests_have_failed_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_streams, "PATIENCE_S", 0.1)
+    reader = Parts([([Log("a", W0)], False), LogsError("The connection was refused.")], [Part(b"one\n")])
+    with pytest.raises(LostError, match="refused"):
+        followed(reader, lambda _: None)
+
+
+def test_follower_ends_at_once_where_another_attempt_would_fail_too() -> None:
+    reader = Parts([([Log("a", W0)], False), LogsError("The job was deleted.", is_final=True)], [Part(b"one\n")])
+    with pytest.raises(LogsError, match="deleted"):
+        followed(reader)
