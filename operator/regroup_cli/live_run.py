@@ -63,33 +63,44 @@ class Lines:
 class Live:
     """A Terminal with a screen at its end. Lines of workers begin with [slot.rank]."""
 
-    def __init__(self, screen: Screen, *, in_colour: bool) -> None:
-        self._screen, self._in_colour = screen, in_colour
+    def __init__(self, screen: Screen, *, in_colour: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._screen, self._in_colour, self._clock = screen, in_colour, clock
         self._lock = threading.Lock()
         self._cutters: dict[tuple[int, Worker], Cutter] = {}
-        """One for each stream of a worker. A job replaces few workers, and an ended worker's is empty."""
+        """One for each stream of a worker that is within a line. Each worker's output ends with a whole line."""
         self._ranks: dict[views.Member, tuple[int, ...]] = {}
         self._version = ""
 
     def write(self, fd: int, worker: Worker, data: bytes) -> None:
-        ranks = self._ranks.get(views.Member(worker.slot, worker.attempt), ())
-        rank = ranks[0] if len(ranks) == 1 else None
         with self._lock:
-            raws = self._cutters.setdefault((fd, worker), Cutter()).feed(data)
-            found = [line for raw, dropped in raws for line in lines_of(raw, worker, rank, dropped)]
-            self._screen.add([shown(line, colour=self._in_colour) for line in found])
+            cutter = self._cutters.setdefault((fd, worker), Cutter())
+            self._screen.add(self._shown(worker, cutter.feed(data)))
+            if cutter.is_empty:
+                del self._cutters[fd, worker]
 
     def show(self, job: views.Object) -> None:
-        if job["metadata"]["resourceVersion"] == self._version:
-            return
-        self._ranks = views.ranks(job)
+        """Show the job, and the progress bars that workers draw. It is called at short intervals, though nothing changes."""
         # A terminal that does not read holds the lock of a worker's thread. The operator goes on, and draws later.
         if self._lock.acquire(timeout=0.05):
             try:
-                self._version = job["metadata"]["resourceVersion"]
-                self._screen.show(views.job_view(job))
+                self._draw(job)
             finally:
                 self._lock.release()
+
+    def _draw(self, job: views.Object) -> None:
+        now_s = self._clock()
+        for (_, worker), cutter in self._cutters.items():
+            self._screen.add(self._shown(worker, cutter.frame(now_s)))
+        if job["metadata"]["resourceVersion"] != self._version:
+            self._version = job["metadata"]["resourceVersion"]
+            self._ranks = views.ranks(job)
+            self._screen.show(views.job_view(job))
+
+    def _shown(self, worker: Worker, raws: list[tuple[bytes, int]]) -> list[str]:
+        ranks = self._ranks.get(views.Member(worker.slot, worker.attempt), ())
+        rank = ranks[0] if len(ranks) == 1 else None
+        found = [line for raw, dropped in raws for line in lines_of(raw, worker, rank, dropped)]
+        return [shown(line, colour=self._in_colour) for line in found]
 
     def say(self, text: str) -> None:
         with self._lock:

@@ -86,15 +86,16 @@ async def drain(readers: Sequence[threading.Thread], log: LogFile) -> None:
 
 
 def _pass_on(source: int, write: Callable[[bytes], None], log: LogFile) -> None:
-    shown, kept = b"", b""
+    shown, kept, in_bar = b"", b"", False
     with os.fdopen(source, "rb", buffering=0) as pipe:
         while data := pipe.read(1 << 16):
             whole, shown = _whole(shown + data, b"\r")
+            in_bar = whole.endswith(b"\r") if whole else in_bar
             write(whole)
             whole, kept = _whole(kept + data)
             if whole:
                 log.write(whole, time.time_ns())
-    if shown:
+    if shown or in_bar:  # the next line may not come over the last state of a progress bar
         write(shown + b"\n")
     if kept:
         log.write(kept, time.time_ns())

@@ -104,9 +104,14 @@ class Cutter:
         self._grow(rest)
         return out
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no line is unfinished."""
+        return not self._partial and not self._dropped
+
     def end(self) -> list[tuple[bytes, int]]:
         """Return the unfinished line, if there is one. Called at the end of the output."""
-        return [self._take()] if self._partial or self._dropped else []
+        return [] if self.is_empty else [self._take()]
 
     def frame(self, now_s: float) -> list[tuple[bytes, int]]:
         """Return the state of a progress bar that is still being drawn, at most every FRAME_S seconds and only if it changed."""

@@ -62,6 +62,26 @@ def test_lines_of_workers_come_above_the_screen() -> None:
     assert out.getvalue().endswith("\x1b[?25h")
 
 
+def test_progress_bar_is_shown_while_it_is_drawn() -> None:
+    out, now_s = io.StringIO(), [0.0]
+    shown = Live(Screen(out), in_colour=False, clock=lambda: now_s[0])
+    shown.show(job(1))
+    shown.write(1, Worker(0), b"10%\r")
+    for second, data in ((0, b""), (1, b"20%\r"), (6, b""), (6.5, b"30%\r\n")):
+        shown.write(1, Worker(0), data)
+        now_s[0] = second
+        shown.show(job(1))
+    assert re.findall(r"\[0\.0\] (\S+)", out.getvalue()) == ["10%", "20%", "30%"]
+
+
+def test_nothing_is_kept_of_a_worker_whose_lines_are_whole() -> None:
+    shown = live(io.StringIO())
+    for attempt in range(3):
+        shown.write(1, Worker(0, attempt), b"half")
+        shown.write(1, Worker(0, attempt), b" a line\n")
+    assert not shown._cutters
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_pipe_gets_lines(plain: bool) -> None:
     assert isinstance(live_run.terminal(print, plain=plain), Lines)

@@ -81,6 +81,24 @@ def test_what_a_worker_writes_is_passed_on_and_kept(tmp_path: Path) -> None:
     assert [line.split(b" ", 1)[-1] for line in kept] == [b"half a line", b"10%\r20%\rno end", b""]
 
 
+@pytest.mark.parametrize(
+    ("says", "shown"),
+    [
+        pytest.param(b"10%\r20%\r", b"10%\r20%\r\n", id="a progress bar that did not end its line"),
+        pytest.param(b"10%\rdone\n", b"10%\rdone\n", id="one that did"),
+        pytest.param(b"", b"", id="nothing"),
+    ],
+)
+def test_output_of_a_worker_ends_with_a_whole_line(tmp_path: Path, says: bytes, shown: bytes) -> None:
+    log = home(tmp_path, 0)
+    found: list[bytes] = []
+    reading, writing = os.pipe()
+    os.write(writing, says)
+    os.close(writing)
+    keep(reading, found.append, log).join(10)
+    assert b"".join(found) == shown
+
+
 def test_terminal_that_has_gone_loses_nothing_of_the_log(tmp_path: Path) -> None:
     log = home(tmp_path, 0)
     (reading, writing), (shown, terminal) = os.pipe(), os.pipe()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from regroup_cli import entry, explain, plugin
+from regroup_cli import entry, explain, logs, plugin
 from regroup_cli.streams import CLOSED, INTERRUPTED
 from regroup_client import log_streams, views
 
@@ -299,7 +299,7 @@ def test_command_that_follows_gives_up_with_a_code_of_its_own(
 ) -> None:
     monkeypatch.setattr(plugin, "RETRY_S", 0.01)
     monkeypatch.setattr(log_streams, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(plugin.logs.show, "__defaults__", (0.02,))
+    monkeypatch.setattr(logs.show, "__defaults__", (0.02,))
     first = [stream(("ADDED", RUNNING))] if argv[0] == "watch" else [json.dumps(RUNNING), json.dumps({"items": []})]
     script(cluster, *((0, text, "") for text in first), (1, "", error))
     assert plugin.main(argv) == code
