@@ -120,7 +120,12 @@ class _KubectlLogs:
     _is_closed: bool = False
 
     def start(self) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        try:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        except OSError as error:
+            raise LogsError(
+                f"A temporary file cannot be made ({error.strerror}). Set TMPDIR, or use --slot N."
+            ) from None
         try:
             self._process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self._errors)
         except OSError as error:

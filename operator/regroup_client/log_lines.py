@@ -33,8 +33,14 @@ _SEQUENCES = re.compile(
     r"|\x1b[ -/]*[0-~]"  # other escapes
     r"|\x9b[0-?]*[ -/]*[@-~]"  # CSI as one character
 )
-# C0 and C1 controls but the tab, line separators, and what changes the direction of text or is invisible.
-_UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# C0 and C1 controls but the tab, line separators, and what changes the direction of text or is invisible: Unicode's category Cf,
+# fillers, and the plane of tags, in which a text can be hidden. It is a table, because asking for the category of each character
+# takes 0.1 s at each start. Variation selectors of the basic plane are left: signs such as \u26a0\ufe0f are common in logs.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 @dataclass(frozen=True)
@@ -143,14 +149,14 @@ def lines_of(raw: bytes, worker: Worker, rank: int | None, dropped: int = 0) -> 
     """Return the lines that a raw one shows.
 
     It is one line, or one for each process of the worker that drew a progress bar there. `rank` is the rank of the worker's
-    only process.
+    only process: the agent labels no line of it, so a label is a part of its text.
     """
     at_ns, rest = split_time(raw)
     text = rest.decode("utf-8", "replace")
     states: dict[str, str] = {}
     *_, last = frames = [frame for frame in text.split("\r") if frame.strip()] or [""]
     for frame in frames:
-        label = _LABEL.match(frame)
+        label = _LABEL.match(frame) if rank is None else None
         key = label[0] if label else ""
         states.pop(key, None)  # the order is that of the last states
         states[key] = frame
@@ -158,7 +164,7 @@ def lines_of(raw: bytes, worker: Worker, rank: int | None, dropped: int = 0) -> 
     for key, frame in states.items():
         if key == "" and frame is not last and len(states) > 1:
             continue  # a rest of a bar that has no label
-        found = _LABELLED_RANK.match(frame)
+        found = _LABELLED_RANK.match(frame) if key else None
         of_process = int(found[1]) if found else (rank if not key and not frame.startswith("regroup: ") else None)
         said = frame[found.end() :] if found else frame
         out.append(Line(at_ns, worker, of_process, bounded(clean(said).rstrip(), dropped=dropped)))

@@ -5,6 +5,8 @@ A `Reader` names the logs that there are and opens one. Logs of pods and of loca
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import re
 import tempfile
@@ -120,14 +122,19 @@ def read(reader: Reader, choice: Choice, tail: int | None) -> Iterator[Line]:
     logs, _ = reader.logs()
     failures: list[LogsError] = []
     several: list[Iterator[Line]] = []
-    for index, log in enumerate(logs):
-        opened = reader.open(log, follow=False, tail=tail)
-        at_once = index < MAX_STREAMS - 1
-        if at_once:
-            opened.start()
-        chunks = _tried(opened, failures)
-        several.append(_lines(chunks if at_once else _kept(chunks), log))
-    yield from (line for line in merged(several) if choice.has(line))
+    try:
+        with tempfile.TemporaryFile(buffering=0) if len(logs) >= MAX_STREAMS else contextlib.nullcontext() as spool:
+            for index, log in enumerate(logs):
+                opened = reader.open(log, follow=False, tail=tail)
+                chunks = _tried(opened, failures)
+                if spool is None or index < MAX_STREAMS - 1:
+                    opened.start()
+                else:
+                    chunks = _kept(chunks, spool.fileno())
+                several.append(_lines(chunks, log))
+            yield from (line for line in merged(several) if choice.has(line))
+    except OSError as error:
+        raise LogsError(f"The logs cannot be read ({error.strerror}). Use --slot N or --tail LINES.") from None
     if logs and len(failures) == len(logs):
         raise failures[0]
 
@@ -142,14 +149,20 @@ def _tried(opened: Opened, failures: list[LogsError]) -> Iterator[bytes]:
         opened.close()
 
 
-def _kept(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Read a log to its end into a file, so that its connection is closed before the next one is opened."""
-    with tempfile.TemporaryFile() as file:
-        for data in chunks:
-            file.write(data)
-        file.seek(0)
-        while data := file.read(1 << 16):
-            yield data
+def _kept(chunks: Iterable[bytes], spool: int) -> Iterator[bytes]:
+    """Read a log to its end into the file that all such logs share, and yield it from there.
+
+    So its connection is closed before the next one is opened, and its part of the file is in one piece.
+    """
+    at = os.lseek(spool, 0, os.SEEK_END)
+    for data in chunks:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(spool, rest) :]
+    end = os.lseek(spool, 0, os.SEEK_CUR)
+    while data := os.pread(spool, min(1 << 16, end - at), at):
+        at += len(data)
+        yield data
 
 
 def _lines(chunks: Iterable[bytes], log: Log) -> Iterator[Line]:
@@ -308,6 +321,8 @@ class Follower:
                     return
         except LogsError as error:
             ended = error
+        except OSError as error:
+            ended = LogsError(f"A log cannot be read ({error.strerror}).")
         finally:
             stream.opened.close()
         self._put((stream, ended))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import threading
 from functools import partial
 from pathlib import Path
@@ -143,6 +144,34 @@ def test_more_logs_than_are_read_at_once_are_all_read(tmp_path: Path) -> None:
         home(tmp_path, slot).write(b"x", AT_NS + 100 - slot)
     reader = LocalLogs(tmp_path, lambda: (made, False), Wanted())
     assert [line.worker.slot for line in read(reader, Choice(), 20)] == list(range(59, -1, -1))
+
+
+def test_open_files_do_not_grow_with_the_number_of_logs(tmp_path: Path) -> None:
+    made = job(tmp_path)
+    for slot in range(150):
+        log = home(tmp_path, slot)
+        log.write(b"one\ntwo", AT_NS + slot)
+        log.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 80, limits[1]))
+    try:
+        reader = LocalLogs(tmp_path, lambda: (made, False), Wanted())
+        found = [(line.worker.slot, line.text) for line in read(reader, Choice(), None)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == [(slot, text) for slot in range(150) for text in ("one", "two")]
+
+
+def test_logs_that_find_no_room_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job(tmp_path, summary={"state": "Succeeded"})
+    for slot in range(60):
+        home(tmp_path, slot).write(b"x", AT_NS)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert main(["logs", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said == "regroup: The logs cannot be read (No such file or directory). Use --slot N or --tail LINES.\n"
 
 
 def test_run_that_was_killed_is_known_to_be_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

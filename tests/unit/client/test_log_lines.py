@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -54,6 +56,15 @@ def test_clean(raw: str, text: str) -> None:
     assert clean(raw) == text
 
 
+def test_no_character_of_a_shown_text_is_invisible() -> None:
+    fillers = "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180f\u3164\uffa0"
+    tags = map(chr, range(0xE0000, 0xE0080))
+    of_format = [char for char in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(char) == "Cf"]
+    shown_as_they_are = [char for char in (*of_format, *fillers, *tags) if clean(char) == char]
+    assert not shown_as_they_are
+    assert clean("\u26a0\ufe0f caf\u00e9 \u65e5\u672c") == "\u26a0\ufe0f caf\u00e9 \u65e5\u672c"
+
+
 def test_nothing_of_any_text_steers_a_terminal() -> None:
     rng = random.Random(7)
     alphabet = ["\x1b", "[", "]", "0", ";", "m", "\x07", "\\", "\x9b", "\x9d", "P", "a", "\r", "\u202e", "\x00", " "]
@@ -81,6 +92,8 @@ def test_split_time(raw: bytes, at_ns: int, rest: bytes) -> None:
     [
         pytest.param(b"text", 3, [(3, "text")], id="a worker's only process"),
         pytest.param(b"[rank 5] text", None, [(5, "text")], id="a labelled process"),
+        pytest.param(b"[rank 5] text", 3, [(3, "[rank 5] text")], id="a label that a worker's only process wrote"),
+        pytest.param(b"[rank 5] 1%\r[rank 6] 2%", 3, [(3, "[rank 6] 2%")], id="a bar with labels of a worker's only process"),
         pytest.param(b"[process 1] text", None, [(None, "[process 1] text")], id="a process without a rank"),
         pytest.param(b"regroup: Connected.", 3, [(None, "regroup: Connected.")], id="the agent"),
         pytest.param(b"text\r", 3, [(3, "text")], id="a line end of Windows"),
