@@ -310,7 +310,7 @@ class LocalWorkers:
         return out
 
     async def _wait(self, agent: _Agent) -> None:
-        code = await asyncio.to_thread(agent.process.wait)
+        code = await _exit_code(agent.process)
         agent.pod = replace(agent.pod, phase="Succeeded" if code == 0 else "Failed", last_exit_code=code)
         if agent.pod.terminating:
             self._agents.pop(agent.pod.uid, None)
@@ -363,6 +363,27 @@ class LocalWorkers:
     def _changed(self, key: Key) -> None:
         for callback in self._on_change:
             callback(key)
+
+
+async def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process in a thread of its own.
+
+    The loop's pool has as many threads as the machine has processors, and four: the ends of further workers would be seen late.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def tell(code: int) -> None:
+        if not ended.done():
+            ended.set_result(code)
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(tell, code)
+
+    threading.Thread(target=wait, name="regroup-worker-end", daemon=True).start()
+    return await ended
 
 
 class Terminal:
