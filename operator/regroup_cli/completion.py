@@ -20,8 +20,11 @@ NAMES = ("JOB", "DIR")
 
 SCRIPTS = {
     "bash": """_regroup() {
-    local IFS=$'\\n'
-    COMPREPLY=($(regroup complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    local word
+    COMPREPLY=()
+    while IFS= read -r word; do
+        [ -z "$word" ] || COMPREPLY+=("$word")
+    done < <(regroup complete -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o default -F _regroup regroup
 """,

@@ -6,8 +6,10 @@ above it, such as the output of workers, stay in the terminal's history.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import unicodedata
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -25,7 +27,7 @@ _HIDE_CURSOR, _SHOW_CURSOR, _CLEAR_BELOW = "\x1b[?25l", "\x1b[?25h", "\x1b[J"
 
 
 def lines(view: JobView, width: int, height: int = 40) -> list[str]:
-    """Return what is shown of a job: at most `height` lines of at most `width` characters, without colours.
+    """Return what is shown of a job: at most `height` lines of at most `width` cells, without colours.
 
     The first line is the state, and those after it are left out from the end where there is no room.
     """
@@ -54,7 +56,7 @@ def lines(view: JobView, width: int, height: int = 40) -> list[str]:
     ]
     if view.state != "Running":
         out += [sentence.splitlines()[0] for sentence in view.why[1:3]]
-    return [_cut(clean(line), width) for line in out if line][: max(1, height)]
+    return [cut(clean(line), width) for line in out if line][: max(1, height)]
 
 
 def _workers(view: JobView) -> list[str]:
@@ -91,8 +93,20 @@ def _pace(curve: Sequence[Point]) -> str:
     return f"{(curve[-1].step - curve[-2].step) / (curve[-1].seconds - curve[-2].seconds):.3g}"
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+def cut(text: str, width: int) -> str:
+    """Return as much of a text as a terminal shows in `width` cells."""
+    text = text.replace("\t", " ")  # a tab has as many cells as are left to the next stop
+    if sum(map(_cells, text)) <= width:
+        return text
+    ends = itertools.accumulate(map(_cells, text))
+    return text[: sum(1 for end in ends if end < width)] + "…"
+
+
+def _cells(char: str) -> int:
+    """Return the number of cells of a character: two for a wide letter, none for an accent that is drawn over the one before."""
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
 
 
 class Screen:

@@ -8,17 +8,41 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 
-INTERRUPTED, CLOSED = 130, 141
-"""Exit codes after Ctrl-C and `| head`. A shell shows the same for a command that SIGINT or SIGPIPE ended."""
+INTERRUPTED, CLOSED, TERMINATED = 130, 141, 143
+"""Exit codes after Ctrl-C, `| head` and `kill`. A shell shows the same for a command that SIGINT, SIGPIPE or SIGTERM ended."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class _Terminated(BaseException):
+    """SIGTERM came. A command puts its terminal in order and ends the programs that it started, as after Ctrl-C."""
+
+
 def guarded(name: str, command: Callable[[], int]) -> int:
-    """Run a command and return its exit code. A reader that closes the output, and Ctrl-C, are no errors."""
+    """Run a command and return its exit code. A reader that closes the output, Ctrl-C and SIGTERM are no errors."""
     _open_closed()
+    before = signal.getsignal(signal.SIGTERM)
+    if before != signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        return _guarded(name, command)  # the handler is the caller's, and only the main thread may set one
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _guarded(name, command)
+    except _Terminated:
+        return TERMINATED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:  # noqa: ARG001 (a handler's parameters)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends a command that does not end
+    raise _Terminated
+
+
+def _guarded(name: str, command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a letter that the terminal does not have
     try:

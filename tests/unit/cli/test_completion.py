@@ -70,3 +70,16 @@ def test_bash_completes_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["stacks", "status"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_takes_words_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "regroup").write_text("#!/bin/sh\nprintf '%s\\n' '*' 'a b' 'reg[r]oup'\n")
+    (tmp_path / "regroup").chmod(0o755)
+    ask = "COMP_WORDS=(regroup x); COMP_CWORD=1; _regroup; printf '%s\\n' \"${COMPREPLY[@]}\""
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = completion.SCRIPTS["bash"] + ask
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    assert done.stdout.splitlines() == ["*", "a b", "reg[r]oup"]

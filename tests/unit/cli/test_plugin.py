@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from regroup_cli import entry, explain, logs, plugin
-from regroup_cli.streams import CLOSED, INTERRUPTED
+from regroup_cli.streams import CLOSED, INTERRUPTED, TERMINATED
 from regroup_client import log_streams, views
 
 RUNNING: dict[str, Any] = {
@@ -556,6 +557,30 @@ def test_user_may_end_a_watch(cluster: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
     assert (process.returncode, said) == (INTERRUPTED, "")
+
+
+def test_watch_that_is_terminated_shows_the_cursor_again_and_ends_its_kubectl(cluster: Path) -> None:
+    (cluster / "kubectl").write_text(
+        f"#!{sys.executable}\nimport os, signal, sys\nopen(os.environ['FAKE_KUBECTL'] + '/pid', 'w').write(str(os.getpid()))\n"
+        f"print({stream(('ADDED', RUNNING))!r}, flush=True)\nsignal.pause()\n"
+    )
+    ours, terminal = os.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    shown = b""
+    with started(KUBECTL, "watch", "digits", stdout=terminal, env=environment) as process:
+        os.close(terminal)
+        while b"Running" not in shown:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+    with contextlib.suppress(OSError):  # Linux says EIO at the end of a terminal
+        while data := os.read(ours, 4096):
+            shown += data
+    os.close(ours)
+    assert (process.returncode, said) == (TERMINATED, "")
+    assert shown.endswith(b"\x1b[?25h")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((cluster / "pid").read_text()), 0)
 
 
 @pytest.mark.parametrize("command", ["replay", "train"])

@@ -190,6 +190,21 @@ def test_screen_fits_its_terminal(width: int, height: int) -> None:
     assert all(len(line) <= width for line in found)
 
 
+@pytest.mark.parametrize(
+    ("text", "width", "want"),
+    [
+        pytest.param("一二三", 6, "一二三", id="wide letters that fit"),
+        pytest.param("一二三", 5, "一二…", id="wide letters"),
+        pytest.param("一二三", 4, "一…", id="a wide letter that would be halved"),
+        pytest.param("e\u0301e\u0301e\u0301", 3, "e\u0301e\u0301e\u0301", id="accents take no cell"),
+        pytest.param("a\tb", 3, "a b", id="a tab is one cell"),
+        pytest.param("abcd", 3, "ab…", id="letters"),
+    ],
+)
+def test_screen_counts_cells_and_not_characters(text: str, width: int, want: str) -> None:
+    assert screen.cut(text, width) == want
+
+
 def test_screen_counts_workers_that_it_has_no_room_for() -> None:
     found = screen.lines(view(membership={"generation": 3, "worldSize": 9, "members": "0-8"}), 80)
     assert "  and 1 more worker" in found
