@@ -11,9 +11,10 @@ Failures here are silent. The agent then calls the process unobserved, and the u
 """
 
 # pathlib takes longer to import than all of this:
-# ruff: noqa: PTH108, PTH115, PTH116, PTH208
+# ruff: noqa: PTH108, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
 import atexit
 import contextlib
+import fcntl
 import functools
 import importlib.machinery
 import importlib.util
@@ -269,27 +270,47 @@ def take_over_locks(module: Any) -> None:
 
     @functools.wraps(original)
     def try_acquire(self: Any) -> Any:
-        return original(self) or (remove_if_stale(self.lock_file_path) and original(self))
+        return original(self) or take_over(self.lock_file_path, functools.partial(original, self))
 
     try_acquire._regroup = True  # type: ignore[attr-defined]
     baton.try_acquire = try_acquire  # type: ignore[union-attr]
 
 
-def remove_if_stale(path: str) -> bool:
-    """Remove a lock file that no process has open. Return whether the lock is gone.
+def take_over(path: str, acquire: Callable[[], Any]) -> Any:
+    """Remove a lock file that no process has open, and call `acquire`. Return what that returns, or False for a lock that stays.
 
     Only a file beside this system's own root is judged: on a volume, its process may run in another pod and not be seen here.
+    One process at a time judges. It locks the directory meanwhile, and the kernel ends that lock with the process.
     """
     try:
-        lock = os.stat(path)
-        if lock.st_dev != os.stat("/").st_dev:
+        if os.stat(path).st_dev != os.stat("/").st_dev:
             return False
+        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    except FileNotFoundError:
+        return acquire()
+    except OSError:
+        return False
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        return remove_if_stale(path) and acquire()
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(directory, fcntl.LOCK_UN)  # a child that was forked meanwhile has the directory open, too
+        os.close(directory)
+
+
+def remove_if_stale(path: str) -> bool:
+    """Remove a lock file that no process has open. Return whether the lock is gone. Call it with the directory locked."""
+    try:
+        lock = os.stat(path)
         for look in range(LOOKS):
             if look:
                 time.sleep(LOOK_AGAIN_S)
-            if is_open(os.path.realpath(path)):
+            if is_open(os.path.basename(path), lock):
                 return False
-        if not os.path.samestat(lock, os.stat(path)):
+        if identity(os.stat(path)) != identity(lock):
             return False
         os.unlink(path)
     except FileNotFoundError:
@@ -299,18 +320,42 @@ def remove_if_stale(path: str) -> bool:
     return True
 
 
-def is_open(path: str) -> bool:
-    """Return whether a process that can be seen from here has the file open. No other file is asked for: its volume may hang."""
+def identity(file: os.stat_result) -> "tuple[int, ...]":
+    """Return what tells two files apart. A new file may have the inode of one that was removed, but not its times."""
+    return file.st_dev, file.st_ino, file.st_mtime_ns, file.st_ctime_ns
+
+
+def is_open(name: str, lock: os.stat_result) -> bool:
+    """Return whether a process of this machine may have the lock file open, under any name of its directory.
+
+    Only files with the lock's own name are asked for, since the volume of another one may hang. A process whose files cannot
+    be listed counts as a holder if it runs as the file's owner.
+    """
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            if runs_as(pid, lock.st_uid):
+                return True
+            continue
         except OSError:
-            continue  # it has ended, or belongs to another user
+            continue  # it has ended
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{descriptor}") == path:
+                opened = f"/proc/{pid}/fd/{descriptor}"
+                if os.path.basename(os.readlink(opened)) == name and os.path.samestat(os.stat(opened), lock):
                     return True
     return False
+
+
+def runs_as(pid: str, uid: int) -> bool:
+    """Return whether a process has this user among its ids. A file that it creates has one of them as its owner."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+            ids = next((line.split()[1:] for line in status if line.startswith("Uid:")), [])
+    except OSError:
+        return False  # it has ended
+    return str(uid) in ids
 
 
 OBSERVED = {

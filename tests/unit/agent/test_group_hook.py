@@ -43,6 +43,9 @@ class FileBaton:
             return True
         except FileExistsError:
             return False
+    def release(self):
+        os.close(self.fd)
+        os.remove(self.lock_file_path)
 """
 STEP = "import torch.compiler, torch.optim; torch.optim.Optimizer().step(); print('stepped')"
 CALL = "import torch.distributed as dist; print(dist.init_process_group('gloo'), dist.init_process_group.__doc__)"
@@ -217,6 +220,83 @@ def test_lock_of_a_build_that_was_killed_is_taken_over(machine: Machine) -> None
     assert beside == "False True", "the builder lives"
     assert lock.exists()
     assert acquires(machine, link / "lock") == "True True"
+
+
+TAKERS = """
+import os, sys, time
+from torch.utils.file_baton import FileBaton
+for _ in range(4):
+    if os.fork() == 0:
+        break
+else:
+    codes = [os.wait()[1] for _ in range(4)]
+    print("ends", codes)
+    sys.exit()
+baton = FileBaton(LOCK)
+if baton.try_acquire():
+    os.mkdir(LOCK + "-held")
+    time.sleep(1.0)
+    os.rmdir(LOCK + "-held")
+    baton.release()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_only_one_of_several_processes_takes_over_a_lock(machine: Machine, attempt: int) -> None:
+    """They look at the same time. The new lock may have the inode of the one that was removed."""
+    lock = machine.directory / f"lock-{attempt}"
+    lock.touch()
+    printed, _ = machine.run(TAKERS.replace("LOCK", repr(str(lock))))
+    assert printed.splitlines()[-1] == "ends [0, 0, 0, 0]", printed
+    assert not lock.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another view of the file system needs root")
+def test_lock_of_a_living_process_that_has_another_name_for_the_directory_is_left_alone(machine: Machine) -> None:
+    """A directory that is mounted at two places has two names. Both are the same file."""
+    builds, mounted = machine.directory / "builds", machine.directory / "mounted"
+    builds.mkdir()
+    mounted.mkdir()
+    holds = f"""
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+    sys.exit(print("no mount", flush=True))
+if libc.mount({str(builds)!r}.encode(), {str(mounted)!r}.encode(), None, 4096, None):
+    sys.exit(print("no mount", flush=True))
+os.open({str(mounted / "lock")!r}, os.O_CREAT | os.O_EXCL)
+print("holds", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", holds], stdout=subprocess.PIPE) as builder:
+        assert builder.stdout is not None
+        try:
+            if builder.stdout.readline() != b"holds\n":
+                pytest.skip("this process may not mount")
+            beside = acquires(machine, builds / "lock")
+        finally:
+            builder.kill()
+    assert beside == "False True", "the builder lives"
+
+
+def test_process_whose_files_cannot_be_listed_holds_a_lock_of_its_user(machine: Machine) -> None:
+    """Such a process is one that has changed its user, or that may not be debugged."""
+    lock = machine.directory / "lock"
+    lock.touch()
+    code = f"""
+import os
+from torch.utils.file_baton import FileBaton
+lists = os.listdir
+def listdir(path):
+    if path == "/proc/" + str(os.getppid()) + "/fd":
+        raise PermissionError(path)
+    return lists(path)
+os.listdir = listdir
+print(FileBaton({str(lock)!r}).try_acquire())
+"""
+    printed, _ = machine.run(code)
+    assert (printed.strip(), lock.exists()) == ("False", True)
 
 
 def test_lock_on_a_volume_is_left_alone(machine: Machine) -> None:
