@@ -1,9 +1,13 @@
-"""The parts that a person's machine needs to work with jobs: views of a job, and its logs. Standard library only.
+"""The parts that a person's machine needs to work with jobs: views of a job, its logs, and the way to the API server.
 
 - `views.py` says what a client shows of a job: from its object, its pods and its events. The command line, the page and the
   Python client show the same.
 - `log_lines.py` makes log lines readable and puts those of several workers in order.
 - `log_streams.py` reads the logs of several workers at once, from anything that has them.
+- `errors.py` has the exceptions. Each message is one sentence for the user.
+- `access.py` finds the way to the API server: `kubectl proxy` on a socket, or the service account of a pod.
+- `api.py` has the requests: read, list, watch, stream, apply, patch, delete.
 
-Nothing here decides anything: the operator does, and the API server checks each change.
+These modules import the standard library only. Nothing here decides anything: the operator does, and the API server checks each
+change with the user's own rights.
 """

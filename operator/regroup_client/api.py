@@ -1,0 +1,306 @@
+"""Requests to the API server as dicts, over a Unix socket or TLS. Standard library only, synchronous, safe for threads.
+
+Each request has a connection of its own, which costs little on a socket. Whoever follows many logs has a thread for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, urlencode
+
+from regroup_client.errors import ApiError
+
+Object = dict[str, Any]
+TIMEOUT_S = 30.0
+"""Longest wait for the answer to a request, and for its next bytes. A login in a browser may take it up."""
+CHUNK = 65536
+FIELD_MANAGER = "regroup"
+_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+
+
+class Route(Protocol):
+    """A way to the API server."""
+
+    def open(self, timeout_s: float | None) -> tuple[http.client.HTTPConnection, Mapping[str, str]]:
+        """Return a new connection, and the headers that each request on it needs."""
+
+    def trouble(self) -> str:
+        """Return what is known about the failure of the last connection, or an empty text."""
+
+
+class _Unix(http.client.HTTPConnection):
+    """An HTTP connection over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float | None) -> None:
+        super().__init__("localhost", timeout=timeout_s)  # kubectl proxy refuses other names
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+@dataclass(frozen=True)
+class SocketRoute:
+    """The way through a proxy that listens on a Unix socket and adds the login."""
+
+    path: str
+
+    errors: Callable[[], str] = lambda: ""
+    """Returns the last error that the proxy has printed."""
+
+    def open(self, timeout_s: float | None) -> tuple[http.client.HTTPConnection, Mapping[str, str]]:
+        """Return a connection to the socket."""
+        return _Unix(self.path, timeout_s), {}
+
+    def trouble(self) -> str:
+        """Return the last error of the proxy."""
+        return self.errors()
+
+
+@dataclass(frozen=True)
+class TlsRoute:
+    """The way of a pod: TLS, and the token of its service account."""
+
+    host: str
+    port: int
+    trusted: ssl.SSLContext
+    token: Callable[[], str]
+
+    def open(self, timeout_s: float | None) -> tuple[http.client.HTTPConnection, Mapping[str, str]]:
+        """Return a TLS connection and the header with the token. Raises AccessError."""
+        connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trusted)
+        return connection, {"Authorization": f"Bearer {self.token()}"}
+
+    def trouble(self) -> str:
+        """Return an empty text, because nobody prints errors here."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object by its place in the API. `group` is empty for the core."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """Return the path of the collection, of one object, or of a part of it. Without `namespace`: of all namespaces."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        parts += ["namespaces", namespace] if namespace else []
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+JOBS = Kind("regroup.dev", "v1alpha1", "distributedtrainingjobs")
+PODS = Kind("", "v1", "pods")
+EVENTS = Kind("", "v1", "events")
+CONFIG_MAPS = Kind("", "v1", "configmaps")
+CLAIMS = Kind("", "v1", "persistentvolumeclaims")
+
+
+class Stream:
+    """The body of an answer that goes on: a log or a watch. `close` may be called by another thread, and ends the reader."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        self._connection, self._response, self._socket = connection, response, connection.sock
+        self._closed = False
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes as they come, until the server ends the answer or `close` is called. Raises ApiError."""
+        try:
+            while chunk := self._response.read1(CHUNK):
+                yield chunk
+        except (
+            OSError,
+            http.client.HTTPException,
+            ValueError,
+            AttributeError,
+        ) as error:  # of a socket closed meanwhile
+            if not self._closed:
+                raise ApiError(0, "NoAnswer", f"The connection to the API server ended ({_why(error)}).") from None
+        finally:
+            self.close()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines without their ends. A line has no bound: the caller shortens it. Raises ApiError."""
+        rest = b""
+        for chunk in self.chunks():
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from whole
+        if rest:
+            yield rest
+
+    def close(self) -> None:
+        """End the answer."""
+        self._closed = True
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        self._connection.close()
+
+
+class Api:
+    """The API server of one cluster with the rights of one user. Every method raises ApiError."""
+
+    def __init__(self, route: Route, namespace: str) -> None:
+        """Take a route, and the namespace that is meant if a call names none."""
+        self._route = route
+        self.namespace = namespace
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        """Return one object."""
+        return self._json("GET", kind.path(namespace or self.namespace, name))
+
+    def find(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+        """Return one object, or None if there is none."""
+        try:
+            return self.get(kind, name, namespace)
+        except ApiError as error:
+            if error.status == 404 and error.reason == "NotFound":
+                return None
+            raise
+
+    def list(self, kind: Kind, namespace: str | None = None, *, everywhere: bool = False, **query: str) -> list[Object]:
+        """Return the objects of a kind. `query` has labelSelector, fieldSelector and the like."""
+        found = self._json("GET", kind.path(None if everywhere else namespace or self.namespace), query)
+        items: list[Object] = found.get("items") or []
+        return items
+
+    def watch(
+        self, kind: Kind, namespace: str | None = None, *, everywhere: bool = False, **query: str
+    ) -> Iterator[Object]:
+        """Yield {type, object} until the server ends the watch. Without resourceVersion it begins with all objects as they are."""
+        path = kind.path(None if everywhere else namespace or self.namespace)
+        with contextlib.closing(self.stream(path, {**query, "watch": "true"})) as stream:
+            for line in stream.lines():
+                event = _parsed(line)
+                if event.get("type") == "ERROR":
+                    raise _refused(int((event.get("object") or {}).get("code") or 0), event.get("object") or {})
+                yield event
+
+    def log(self, pod: str, namespace: str | None = None, **query: str) -> Stream:
+        """Return the log of a pod as a stream. `query` has container, follow, previous, sinceSeconds, tailLines, timestamps."""
+        return self.stream(PODS.path(namespace or self.namespace, pod, "log"), query)
+
+    def apply(self, kind: Kind, item: Object, *, dry_run: bool = False, force: bool = False) -> Object:
+        """Apply an object on the server, and return what is stored. A dry run checks everything and stores nothing."""
+        metadata = item["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": str(force).lower()}
+        query |= {"dryRun": "All"} if dry_run else {}
+        path = kind.path(metadata.get("namespace") or self.namespace, metadata["name"])
+        return self._json("PATCH", path, query, item, _APPLY)
+
+    def create(self, kind: Kind, item: Object, namespace: str | None = None) -> Object:
+        """Create an object, and return it as stored."""
+        path = kind.path(item["metadata"].get("namespace") or namespace or self.namespace)
+        return self._json("POST", path, {"fieldManager": FIELD_MANAGER}, item)
+
+    def patch(
+        self, kind: Kind, name: str, change: Object, namespace: str | None = None, *, subresource: str = ""
+    ) -> Object:
+        """Change the fields in `change` by a merge patch, and return the object."""
+        path = kind.path(namespace or self.namespace, name, subresource)
+        return self._json("PATCH", path, {"fieldManager": FIELD_MANAGER}, change, _MERGE)
+
+    def delete(
+        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        """Delete an object if it is there. With `uid`, another object of the same name stays."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        options |= {"preconditions": {"uid": uid}} if uid else {}
+        options |= {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        try:
+            self._json("DELETE", kind.path(namespace or self.namespace, name), None, options)
+        except ApiError as error:
+            if error.status not in (404, 409):  # 409: another UID
+                raise
+
+    def stream(self, path: str, query: Mapping[str, str] | None = None) -> Stream:
+        """Return the answer to GET `path` as a stream. After its begin there is no time limit."""
+        connection, response = self._open("GET", path, query, None, "")
+        if response.status != 200:
+            with contextlib.closing(connection):
+                raise _refused(response.status, _body(response.read()))
+        if connection.sock is not None:
+            connection.sock.settimeout(None)
+        return Stream(connection, response)
+
+    def _json(
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content: str = "",
+    ) -> Object:
+        connection, response = self._open(verb, path, query, body, content)
+        with contextlib.closing(connection):
+            try:
+                answer = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._silent(error) from None
+        if response.status >= 300:
+            raise _refused(response.status, _body(answer))
+        return _parsed(answer)
+
+    def _open(
+        self, verb: str, path: str, query: Mapping[str, str] | None, body: Object | None, content: str
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection, headers = self._route.open(TIMEOUT_S)
+        data = None if body is None else json.dumps(body).encode()
+        sent = {"Accept": "application/json", **headers}
+        sent |= {} if data is None else {"Content-Type": content or "application/json"}
+        try:
+            connection.request(verb, f"{path}?{urlencode(query)}" if query else path, data, sent)
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> ApiError:
+        known = self._route.trouble()
+        return ApiError(0, "NoAnswer", f"The API server gave no answer ({known or _why(error)}). Try again.")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"nothing came for {TIMEOUT_S:.0f} s"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _body(answer: bytes) -> Object:
+    """Return the Status object of an answer. Proxies answer with text, which becomes the message."""
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    lines = answer.decode(errors="replace").strip().splitlines()
+    return {"message": lines[0][:300] if lines else ""}
+
+
+def _parsed(answer: bytes) -> Object:
+    try:
+        found = json.loads(answer)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError(
+            0, "NoJSON", f"The API server did not send JSON, but: {answer[:100]!r}. Check what answers there."
+        )
+    return found
+
+
+def _refused(status: int, said: Mapping[str, Any]) -> ApiError:
+    """Return the refusal as an exception. A login that kubectl could not make comes as text with status 500 or 502."""
+    return ApiError(status, str(said.get("reason") or ""), str(said.get("message") or ""))

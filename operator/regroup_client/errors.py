@@ -1,0 +1,20 @@
+"""The exceptions of the client. Each message is one sentence for the user, and names what to do."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """A request or a command cannot be done. It is the base of all exceptions of this package."""
+
+
+class AccessError(ClientError):
+    """There is no way to the API server: no kubectl, no usable kubeconfig, or a login that failed."""
+
+
+class ApiError(ClientError):
+    """The API server refused a request, or gave no answer."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        """Keep the HTTP status (0: there was no answer) and the word of Kubernetes, such as NotFound or Invalid."""
+        super().__init__(message or f"The API server answered {status} {reason}.")
+        self.status, self.reason = status, reason
