@@ -194,7 +194,7 @@ fix: venv ## Fix style automatically
 # What `make run` needs. `make venv` has it, too.
 .venv/.run-synced: pyproject.toml uv.lock | $(UV)
 	@if [ -e .venv/.synced ]; then $(MAKE) --no-print-directory venv; else \
-	  $(UV) sync --frozen --no-default-groups --group newest-torch --group sample --extra operator --extra trainer; fi
+	  $(UV) sync --frozen --no-default-groups --group newest-torch --group sample --extra operator --extra client --extra trainer; fi
 	@touch $@
 
 .PHONY: venv

@@ -9,12 +9,13 @@ import sys
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
-from regroup_cli import completion, local_jobs, logs, verbs
+from regroup_cli import completion, local_jobs, logs, submit, verbs
 from regroup_cli.convert import command as converting
 from regroup_cli.local_logs import LocalLogs
 from regroup_cli.pod_logs import Wanted
 from regroup_cli.streams import guarded
 from regroup_client import views
+from regroup_client.errors import ClientError, SubmitError
 from regroup_client.log_streams import LogsError
 from regroup_operator.api import SpecError
 from regroup_operator.model.records import Settings
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser. Its help is part of the product."""
     top = argparse.ArgumentParser(
         prog="regroup",
-        description="Run and control training jobs on this machine, without a cluster.",
+        description="Run and control training jobs on this machine, and submit scripts to a cluster.",
         allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -222,6 +223,14 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: regroup train manifests/samples/train/digits.yaml --set steps=200",
     )
     training.add_arguments(train)
+    submitted = commands.add_parser(
+        "submit",
+        help="run a script as a job in a cluster, without building an image",
+        description=submit.DESCRIPTION,
+        epilog=submit.EPILOG,
+        allow_abbrev=False,
+    )
+    submit.add_arguments(submitted)
     verbs.add_parsers(commands, "DIR", _DIRECTORY)
     log = commands.add_parser(
         "logs",
@@ -304,8 +313,14 @@ def main(argv: list[str] | None = None) -> int:
         names = (view.name for view in local_jobs.LocalJobs().all())
         print("\n".join(completion.words(parser(), given[2:], lambda: names)))
         return 0
+    rest: list[str] = []
+    if given[:1] == ["submit"] and "--" in given:  # argparse loses arguments that options separate from the script
+        given, rest = given[: given.index("--")], given[given.index("--") + 1 :]
     args = parser().parse_args(given)
     try:
+        if args.command == "submit":
+            args.args += rest
+            return submit.run(args, parser().parse_args(["submit", args.script]))
         if args.command == "run":
             from regroup_cli.run import run
 
@@ -328,10 +343,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "logs":
             return _logs(args)
         return verbs.run(local_jobs.LocalJobs(), args)
-    except SpecError as error:
+    except (SpecError, ClientError) as error:
         for line in str(error).splitlines():
             print(f"regroup: {line}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, (SpecError, SubmitError)) else 1
 
 
 def _logs(args: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@
 - `errors.py` has the exceptions. Each message is one sentence for the user.
 - `access.py` finds the way to the API server: `kubectl proxy` on a socket, or the service account of a pod.
 - `api.py` has the requests: read, list, watch, stream, apply, patch, delete.
+- `bundle.py` reads the files that travel with a job, and `submission.py` makes its objects. `creation.py` puts them into a cluster.
 
-These modules import the standard library only. Nothing here decides anything: the operator does, and the API server checks each
-change with the user's own rights.
+All but `bundle.py` import the standard library only, because `kubectl regroup` is installed without further packages. Nothing here
+decides anything on a running job: the operator does, and the API server checks each change with the user's own rights.
 """

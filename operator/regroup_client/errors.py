@@ -18,3 +18,7 @@ class ApiError(ClientError):
         """Keep the HTTP status (0: there was no answer) and the word of Kubernetes, such as NotFound or Invalid."""
         super().__init__(message or f"The API server answered {status} {reason}.")
         self.status, self.reason = status, reason
+
+
+class SubmitError(ClientError):
+    """The arguments or files of a job cannot be submitted. Nothing was created."""
