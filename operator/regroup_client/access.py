@@ -36,7 +36,11 @@ _LONGEST_SOCKET = 100
 """Characters of a socket's path; Linux has room for 107, macOS for 103."""
 # The shell ends kubectl when its standard input ends. Its own outputs are closed, so that the end of kubectl's is seen. A login
 # may ask the user something, so that kubectl has the terminal if there is one.
-_GUARD = 'trap "" INT QUIT; tty=$1; shift; "$@" <"$tty" & exec >/dev/null 2>&1; read -r _; kill $!; wait'
+# It also removes the socket, since a command that was killed cannot.
+_GUARD = (
+    'trap "" INT QUIT; tty=$1 home=$2; shift 2; "$@" <"$tty" & exec >/dev/null 2>&1; read -r _; kill $!; wait; '
+    'rm -f "$home/api"; rmdir "$home"'
+)
 _KLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d")
 
 
@@ -124,7 +128,18 @@ def _proxy(target: Target) -> Iterator[SocketRoute]:
     with tempfile.TemporaryDirectory(prefix="regroup-", dir=_short_directory()) as directory:  # mode 0700
         path = os.path.join(directory, "api")
         terminal = "/dev/tty" if sys.stdin is not None and sys.stdin.isatty() else os.devnull
-        command = ["sh", "-c", _GUARD, "sh", terminal, program, "proxy", f"--unix-socket={path}", *target.options()]
+        command = [
+            "sh",
+            "-c",
+            _GUARD,
+            "sh",
+            terminal,
+            directory,
+            program,
+            "proxy",
+            f"--unix-socket={path}",
+            *target.options(),
+        ]
         pipe = subprocess.PIPE
         try:
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace")

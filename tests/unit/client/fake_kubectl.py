@@ -43,6 +43,7 @@ elif "refuses" in ANSWERS:
 else:
     path = next(word for word in sys.argv if word.startswith("--unix-socket=")).split("=")[1]
     (HERE / "pid").write_text(str(os.getpid()))
+    (HERE / "home").write_text(str(Path(path).parent))
     (HERE / "mode").write_text(oct(Path(path).parent.stat().st_mode & 0o777))
     with socketserver.ThreadingUnixStreamServer(path, Handler) as server:
         print(f"Starting to serve on {path}", flush=True)

@@ -108,6 +108,8 @@ def test_proxy_ends_with_the_command(kubectl: Callable[..., Path], number: signa
         process.wait(20)
         pid = int((directory / "pid").read_text())
         until(lambda: not is_there(pid), "kubectl proxy has ended", timeout_s=10)
+        home = Path((directory / "home").read_text())
+        until(lambda: not home.exists(), "its socket is removed", timeout_s=10)
 
 
 def test_long_temporary_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
