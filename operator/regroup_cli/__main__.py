@@ -241,7 +241,7 @@ def parser() -> argparse.ArgumentParser:
     )
     logs.add_arguments(log)
     log.add_argument("job", metavar="DIR", help=_DIRECTORY)
-    checkpoint = commands.add_parser("checkpoint", help="list or verify the checkpoints in a directory")
+    checkpoint = commands.add_parser("checkpoint", help="list, verify or export the checkpoints in a directory")
     kinds = checkpoint.add_subparsers(dest="kind", required=True, metavar="COMMAND")
     listing = kinds.add_parser("list", help="list checkpoints, the newest first")
     verify = kinds.add_parser(
@@ -255,6 +255,22 @@ def parser() -> argparse.ArgumentParser:
         "name", nargs="?", metavar="NAME", help="a checkpoint, as `list` names it (default: the newest)"
     )
     verify.add_argument("--all", action="store_true", help="every complete checkpoint")
+    exported = kinds.add_parser(
+        "export",
+        help="write a checkpoint's model as one safetensors file",
+        description="Write the model of a checkpoint as one safetensors file, whatever number of workers or split it was trained "
+        "with. Tensors have the names and types that the model's state_dict has. Every file of the checkpoint is compared with "
+        "what was committed first. Exit code 1 if the checkpoint is damaged, 2 if the command is refused.",
+        epilog="example: regroup checkpoint export checkpoints --to model.safetensors",
+    )
+    exported.add_argument(
+        "directory", metavar="DIR", help="the directory of spec.checkpoint, or of --checkpoint; or one checkpoint in it"
+    )
+    exported.add_argument("--to", required=True, metavar="FILE", help="the file to write; it must not exist")
+    exported.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    exported.add_argument(
+        "--optimizer", metavar="FILE", help="write the optimizer's state to this file, too (default: it is left out)"
+    )
     converted = commands.add_parser(
         "convert",
         help="write the job of another operator, or of Slurm, as a DistributedTrainingJob",

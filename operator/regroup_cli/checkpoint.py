@@ -1,4 +1,4 @@
-"""`regroup checkpoint`: lists the checkpoints in a directory, and verifies that they can be read. It changes nothing.
+"""`regroup checkpoint`: lists the checkpoints in a directory, verifies that they can be read, and exports one. It changes none.
 
 `regroup.checkpoint.selection` has the rules by which a job chooses one; this module shows the files to a person.
 """
@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 from regroup.checkpoint import selection, store
 from regroup.checkpoint.errors import CheckpointError
 from regroup.checkpoint.selection import CheckpointInfo, Name
+from regroup_cli import export
 from regroup_operator.api import SpecError
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -19,7 +21,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return the exit code. Raises SpecError."""
-    directory = Path(args.directory)
+    directory, only = Path(args.directory), None
+    if args.kind == "export":
+        directory, only = export.place(directory)
     try:
         if not directory.is_dir():
             raise SpecError(
@@ -32,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     if args.kind == "list":
         return _list(directory, complete, incomplete)
+    if args.kind == "export":
+        return _export(args, directory, export.chosen(directory, only, args.step, (complete, incomplete)))
     return _verify(directory, _chosen(args, directory, complete, incomplete))
 
 
@@ -87,6 +93,24 @@ def _verify(directory: Path, names: list[Name]) -> int:
         size = _size(sum(mark.size for mark in files.values()))
         print(f"{name.directory}: ok: {len(files)} files, {size}, as committed; {num_tensors} tensors read")
     return 1 if failed else 0
+
+
+def _export(args: argparse.Namespace, directory: Path, name: Name) -> int:
+    to, optimizer = Path(args.to), Path(args.optimizer) if args.optimizer is not None else None
+    if optimizer is not None and optimizer.absolute() == to.absolute():
+        raise SpecError(f"--optimizer ({optimizer}) is the file of --to. Name another one.")
+    export.check_target("--to", to)
+    if optimizer is not None:
+        export.check_target("--optimizer", optimizer)
+    store.prepare()
+    try:
+        info = _read(directory, name)
+        store.verify(info)
+        export.export(info, to, optimizer)
+    except CheckpointError as error:
+        print(f"regroup: {name.directory} cannot be exported: {error.why or error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _read(directory: Path, name: Name) -> CheckpointInfo:

@@ -55,5 +55,5 @@ def test_first_job_is_resized_broken_and_continued(tmp_path: Path) -> None:
 def test_model_is_loaded_from_what_the_script_saved_and_from_a_checkpoint(tmp_path: Path) -> None:
     printed = typed("load-your-model.md", tmp_path)
     shown = re.findall(r"^```text\n(.*?)^```$", (PAGES / "load-your-model.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert [output for output in shown if output not in printed] == []

@@ -116,3 +116,13 @@ def test_optimizer_without_the_parameter_is_refused() -> None:
 def test_optimizer_of_a_kind_of_its_own_is_left_alone() -> None:
     state = {"anything": 3}
     assert stages.chosen(state, [[]], [[]]) is state
+
+
+def test_parameters_of_two_optimizers_get_their_names() -> None:
+    """An optimizer of a kind of its own, or whose names are not known, stays as it is."""
+    plain = {"state": {1: {"step": 3}}, "param_groups": [{"lr": 1.0, "params": [0]}, {"lr": 2.0, "params": [1]}]}
+    other = {"anything": 3}
+    named = {"state": {"b": {"step": 3}}, "param_groups": [{"lr": 1.0, "params": ["a"]}, {"lr": 2.0, "params": ["b"]}]}
+    assert stages.named({"0": plain, "1": other}, [[["a"], ["b"]], []]) == {"0": named, "1": other}
+    assert stages.named(plain, [[["a"], ["b"]]]) == named
+    assert stages.named(plain, []) is plain

@@ -96,6 +96,19 @@ def renumbered(optimizer: Any, names: Names, others: Names) -> Any:
     return _together(optimizer, out)
 
 
+def named(optimizer: Any, names: Names) -> Any:
+    """Return an optimizer's state_dict with each parameter's name in place of its number."""
+    out = []
+    for one, groups in zip(_parts_of(optimizer, len(names)), names):
+        if _is_plain(one):
+            flat = [name for group in groups for name in group]
+            state = {flat[i]: held for i, held in one["state"].items()}
+            settings = [{**group, "params": [flat[i] for i in group["params"]]} for group in one["param_groups"]]
+            one = {**one, "state": state, "param_groups": settings}
+        out.append(one)
+    return _together(optimizer, out) if out else optimizer
+
+
 def _grouped(optimizer: Any, sources: Sequence[Any], names: Sequence[Names], groups: Names) -> Any:
     """Return an optimizer's state_dict with these parameters in its groups, numbered in their order, and their `param_names`.
 

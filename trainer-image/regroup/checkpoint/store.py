@@ -19,7 +19,7 @@ import pickle
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -289,30 +289,64 @@ def read_data(path: Path, like: Like | None = None, choose: Choose | None = None
     - `like(key, shape)` returns a DTensor with this process's split of a tensor, or None. Of a split tensor only its part is read.
     - `choose(tree)` returns the part of a tree that this process needs. The tree has a `stages.Stored` for each tensor.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-    from torch.distributed.checkpoint.state_dict_loader import load
+    contents = Contents(path)
+    with _one_sentence(path):
+        tree = contents.tree if choose is None else _chosen(path, contents.tree, choose)
+    tensors = contents.read([one.key for one in stages.stored(tree).values()], like)
+    whole: trees.Tree = stages.with_tensors(tree, tensors)
+    return whole
 
-    reader = _reader(path)
+
+class Contents:
+    """A checkpoint whose tensors can be read a few at a time, for a state that is larger than the memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the index and the structure. Raises CheckpointError."""
+        self._path = path
+        self._reader = _reader(path)
+        with _one_sentence(self._path):
+            self._index = self._reader.read_metadata().state_dict_metadata
+            structure = self._load({_STRUCTURE: torch.empty(self._index[_STRUCTURE].size, dtype=torch.uint8)})
+            text = bytes(structure[_STRUCTURE].numpy()).decode()
+            self.tree = trees.unpack(text, stages.Keys(), are_whole=True)
+            """The state, with a `stages.Stored` in place of each tensor."""
+
+    def empty(self, key: str) -> torch.Tensor:
+        """Return a tensor without values (device "meta") that has the shape and the dtype of a stored one."""
+        with _one_sentence(self._path):
+            entry = self._index[key]
+            return torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+
+    def read(self, keys: Iterable[str], like: Like | None = None) -> dict[str, torch.Tensor]:
+        """Return stored tensors by their keys. `like` is that of `read_data`. Raises CheckpointError."""
+        with _one_sentence(self._path):
+            return self._load(
+                {
+                    key: _target(self._index[key], None if like is None else like(key, tuple(self._index[key].size)))
+                    for key in keys
+                }
+            )
+
+    def _load(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        load(state, storage_reader=self._reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+        return state
+
+
+@contextlib.contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    """Turn whatever the reading of a checkpoint raises into a CheckpointError. DCP passes on any exception."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
-        index = reader.read_metadata().state_dict_metadata
-        said = {_STRUCTURE: torch.empty(index[_STRUCTURE].size, dtype=torch.uint8)}
-        load(said, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
-        tree = trees.unpack(bytes(said[_STRUCTURE].numpy()).decode(), stages.Keys(), are_whole=True)
-        if choose is not None:
-            tree = _chosen(path, tree, choose)
-        state = {
-            one.key: _target(index[one.key], like(key, tuple(index[one.key].size)) if like is not None else None)
-            for key, one in stages.stored(tree).items()
-        }
-        load(state, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+        yield
     except CheckpointError:
         raise
-    except (Exception, CheckpointException) as error:  # DCP passes on any exception; the user gets one sentence
+    except (Exception, CheckpointException) as error:
         why = f"cannot be read ({first_line(error)})."
         raise CheckpointError(f"Checkpoint {path.name} {why}", why=why) from error
-    whole: trees.Tree = stages.with_tensors(tree, state)
-    return whole
 
 
 def _chosen(path: Path, tree: trees.Tree, choose: Choose) -> trees.Tree:
@@ -385,9 +419,14 @@ def _reader(path: Path) -> Any:
             return super().find_class(module, name)
 
     class Reader(FileSystemReader):
+        index: Any = None
+        """Kept, since a state may be read in many pieces."""
+
         def read_metadata(self, *_args: Any, **_kwargs: Any) -> Any:
-            with open(path / _INDEX, "rb") as file:
-                return Unpickler(file).load()
+            if self.index is None:
+                with open(path / _INDEX, "rb") as file:
+                    self.index = Unpickler(file).load()
+            return self.index
 
         def read_data(self, plan: Any, planner: Any) -> Any:
             with contextlib.ExitStack() as closes:
