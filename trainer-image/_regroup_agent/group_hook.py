@@ -11,7 +11,7 @@ Failures here are silent. The agent then calls the process unobserved, and the u
 """
 
 # pathlib takes longer to import than all of this:
-# ruff: noqa: PTH108, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH108, PTH115, PTH116, PTH119, PTH208
 import atexit
 import contextlib
 import fcntl
