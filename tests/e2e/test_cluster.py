@@ -21,8 +21,9 @@ from tests.e2e.kit import Cluster, restricted_pod
 from tests.long import only_long
 
 _TORCH = """
-import os, torch, torch.distributed, sklearn, numpy, regroup
+import importlib.util, os, torch, torch.distributed, sklearn, numpy
 assert os.getuid() != 0, os.getuid()
+assert importlib.util.find_spec("regroup") is None, "the library comes with the agent"
 print(float((torch.ones(3) @ torch.ones(3))), torch.distributed.is_gloo_available(), os.environ["OMP_NUM_THREADS"])
 """
 _BUILD = """
