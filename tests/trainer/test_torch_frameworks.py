@@ -94,9 +94,15 @@ def test_killed_stopped_and_grown_script_goes_on_from_its_checkpoint_to_the_righ
 
 
 FABRIC = """
+import os
 import lightning as L
 import torch
-fabric = L.Fabric(accelerator="cpu", devices=8, num_nodes=3)
+if os.environ["RANK"] == "0":
+    alone = L.Fabric(accelerator="cpu", devices=1, num_nodes=1)
+    alone.launch()
+    print("alone in a world of", alone.world_size)
+nodes, devices = (int(os.environ["PL_TRAINER_" + name]) for name in ("NUM_NODES", "DEVICES"))
+fabric = L.Fabric(accelerator="cpu", devices=devices, num_nodes=nodes)
 fabric.launch()
 print(f"process {fabric.global_rank} of {fabric.world_size} ends with", int(fabric.all_reduce(torch.ones(1), reduce_op="sum")))
 """
@@ -104,11 +110,12 @@ print(f"process {fabric.global_rank} of {fabric.world_size} ends with", int(fabr
 
 @pytest.mark.slow
 def test_fabric_of_lightning_forms_one_group(start: Callable[..., LocalRun], tmp_path: Path) -> None:
-    """There are two processes in each of two workers. The script says other numbers."""
+    """There are two processes in each of two workers. One of them works alone before."""
     script = tmp_path / "fabric.py"
     script.write_text(FABRIC)
     run = start("--workers", "2", "--processes-per-worker", "2", python_with("lightning"), str(script))
     assert run.process.wait(120) == 0, run.log.read_text()
+    assert "alone in a world of 1" in run.log.read_text()
     assert ended(run, 4, "ends with 4") == []
 
 

@@ -60,10 +60,10 @@ def pytorch(place: Place) -> dict[str, str]:
     """Return the environment of torchrun, and what Accelerate and Lightning do not read from it.
 
     On CPUs Accelerate has a switch, without which each process would train alone. Lightning's Trainer takes the numbers of
-    nodes and of devices for each from these variables, unless the script passes them. Its Fabric takes them in any case.
+    nodes and of devices for each from these variables, unless the script passes them. Its Fabric has such variables, too.
+    They would win over what the script passes, so a process that works alone would wait for the others.
     """
-    numbers = {"NUM_NODES": str(place.num_workers), "DEVICES": str(place.processes)}
-    lightning = {f"{of}_{name}": number for of in ("PL_TRAINER", "LT") for name, number in numbers.items()}
+    lightning = {"PL_TRAINER_NUM_NODES": str(place.num_workers), "PL_TRAINER_DEVICES": str(place.processes)}
     return {**common(place), **lightning, **({"ACCELERATE_USE_CPU": "true"} if place.on_cpu else {})}
 
 
