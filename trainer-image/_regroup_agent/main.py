@@ -129,7 +129,12 @@ class Agent:
         self._core = Core(
             identity,
             saved,
-            session=uses_library(python, framework_of(environ)),
+            session=uses_library(
+                python,
+                framework_of(environ),
+                environ.get("PYTHONPATH", ""),
+                self._launcher.launcher if self._launcher is not None else "",
+            ),
             preloading=has_zygote or self._launcher is not None,
             cannot_run=cannot_run,
             snapshots=_snapshots(environ, identity.processes),

@@ -22,6 +22,7 @@ from _regroup_agent.launch.command import (
     imports_library,
     is_library_module,
     python_command,
+    uses_library,
 )
 from _regroup_agent.launch.environment import preload_modules, trainer_env
 from _regroup_agent.launch.frameworks import Place
@@ -226,6 +227,20 @@ def test_script_that_imports_the_library_is_a_sessions(text: str, want: bool) ->
         pytest.param("import horovod.torch as hvd\nhvd.init()", "Horovod", False, id="Horovod's name, not elastic"),
         pytest.param("import torch\nt = my.elastic.run(1)", "Horovod", False, id="something else that is elastic"),
         pytest.param("import regroup\nimport regroup.horovod", "PyTorch", True, id="the library beside it"),
+        pytest.param("import regroup.horovod as hvd\n# hvd.elastic.run later", "PyTorch", False, id="a comment"),
+        pytest.param("import regroup.horovod as hvd\nprint('elastic.run')", "PyTorch", False, id="a string"),
+        pytest.param("import horovod.torch.elastic as el\n@el.run\ndef f(): 1", "Horovod", True, id="its module"),
+        pytest.param(
+            "from horovod.torch import elastic as ela\n@ela.run\ndef f(): 1", "Horovod", True, id="its module by from"
+        ),
+        pytest.param(
+            "import horovod.torch as hvd\ndef main():\n  E = hvd.elastic\n  E.run(f)", "Horovod", True, id="assigned"
+        ),
+        pytest.param("import horovod.torch\nhorovod.torch.elastic.run(f)", "Horovod", True, id="its whole name"),
+        pytest.param("from regroup.horovod.elastic import *\n", "PyTorch", True, id="a star"),
+        pytest.param(
+            "import regroup.horovod as hvd\nprint 'Python 2'; hvd.elastic.run(f)", "PyTorch", True, id="unreadable"
+        ),
     ],
 )
 def test_script_of_horovod_is_a_sessions_if_it_is_elastic(text: str, framework: str, want: bool) -> None:
@@ -239,6 +254,18 @@ def test_script_of_horovod_is_a_sessions_if_it_is_elastic(text: str, framework: 
 )  # fmt: skip
 def test_librarys_own_loop_is_a_sessions(module: str | None, want: bool) -> None:
     assert is_library_module(module) is want
+
+
+def test_script_of_a_launcher_or_a_module_is_read_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "train.py").write_text("import horovod.torch as hvd\n@hvd.elastic.run\ndef train(): ...\n")
+    file, module = (
+        python_command(["python", *words]) for words in ([f"{tmp_path}/jobs/train.py"], ["-m", "jobs.train"])
+    )
+    assert uses_library(file, launcher="horovodrun")
+    assert not uses_library(file), "without that name it is an installed Horovod"
+    assert uses_library(module, "Horovod", str(tmp_path))
+    assert not uses_library(module, "Horovod"), "the module is nowhere"
 
 
 def test_preload_begins_with_torch_unless_said() -> None:

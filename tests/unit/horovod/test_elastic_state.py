@@ -13,6 +13,7 @@ import torch
 import regroup.horovod
 from regroup.checkpoint import tree as trees
 from regroup.errors import StateError
+from regroup.horovod import world
 from regroup.horovod.elastic import link
 from regroup.horovod.elastic.member import order
 from regroup.horovod.elastic.sampler import ElasticSampler
@@ -129,6 +130,17 @@ def test_reset_deals_the_samples_anew_before_the_callbacks_run(monkeypatch: pyte
     monkeypatch.setattr(link, "place", lambda: (1, 4))
     state.on_reset()
     assert seen == [8, "second"]
+
+
+@pytest.mark.parametrize(("rank", "want"), [(0, 1), (1, 0)])
+def test_rank_0_says_that_a_script_with_fixed_ranks_is_not_elastic(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, want: int
+) -> None:
+    monkeypatch.setenv("REGROUP_SOCKET", "/nowhere")
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(world, "rank", lambda: rank)
+    assert regroup.horovod.elastic.run(lambda state: state.epoch)(ObjectState(epoch=3)) == 3
+    assert capsys.readouterr().out.count("Call hvd.elastic.run in that script") == want
 
 
 def test_scripts_find_states_and_sampler_by_horovods_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path, PurePath
 
 from regroup.protocol import env, frameworks, launchers
 
+from . import elastic_script
+
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _IMPORT = re.compile(
     r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b(?!\.horovod\b)(?![ \t]+import[ \t]+horovod\b)",
@@ -22,6 +24,8 @@ _OUR_HOROVOD = re.compile(
     r"^[ \t]*((import|from)[ \t]+regroup\.horovod\b|from[ \t]+regroup[ \t]+import[ \t]+horovod\b)", re.MULTILINE
 )
 _ELASTIC = re.compile(r"\belastic\.run\b|^[ \t]*from[ \t]+[\w.]*\bhorovod\b[\w.]*\.elastic[ \t]+import\b", re.MULTILINE)
+HOROVODS_LAUNCHERS = ("horovodrun", "mpirun")
+"""Launchers that start scripts of Horovod. The library's API takes the name `horovod` under them."""
 SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
@@ -132,7 +136,10 @@ def imports_library(source: str, framework: str = frameworks.PYTORCH) -> bool:
     if _IMPORT.search(source):
         return True
     is_horovod = _OUR_HOROVOD.search(source) or (framework == frameworks.HOROVOD and _HOROVOD.search(source))
-    return bool(is_horovod and _ELASTIC.search(source))
+    if not is_horovod:
+        return False
+    calls = elastic_script.calls_elastic_run(source, framework == frameworks.HOROVOD)
+    return bool(_ELASTIC.search(source)) if calls is None else calls
 
 
 def is_library_module(module: str | None) -> bool:
@@ -140,14 +147,21 @@ def is_library_module(module: str | None) -> bool:
     return module is not None and module.split(".")[:2] == ["regroup", "train"]
 
 
-def uses_library(python: PythonCommand | None, framework: str = frameworks.PYTORCH) -> bool:
+def uses_library(
+    python: PythonCommand | None, framework: str = frameworks.PYTORCH, python_path: str = "", launcher: str = ""
+) -> bool:
     """Return whether the command runs `regroup.train` or a script whose text imports `regroup` (`imports_library`).
 
-    False for a file that cannot be read; the agent learns the truth when the script attaches.
+    False for a file that cannot be read; the agent learns the truth when the script attaches. `launcher` started the command, and
+    Horovod's launchers give the library its name.
     """
-    if python is None or python.script is None:
-        return python is not None and is_library_module(python.module)
-    try:
-        return imports_library(python.script.read_text(errors="replace"), framework)
-    except OSError:
-        return False
+    if python is None or is_library_module(python.module):
+        return python is not None
+    if launcher in HOROVODS_LAUNCHERS:
+        framework = frameworks.HOROVOD
+    for path in python.files(python_path):
+        try:
+            return imports_library(path.read_text(errors="replace"), framework)
+        except OSError:
+            continue
+    return False

@@ -17,7 +17,7 @@ from typing import Any
 from regroup.protocol import env
 from regroup.protocol.launchers import LauncherCommand, count_of
 
-from .command import LaunchError
+from .command import HOROVODS_LAUNCHERS, LaunchError
 from .environment import hooked_env
 
 HAS_OWN_PARSER = ("torchrun", "accelerate", "deepspeed")
@@ -58,7 +58,7 @@ class Program:
     def environ_of(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of one process: `environ`, and what the launcher adds. Ranks and addresses stay Regroup's."""
         out = {**environ, **{name: value for name, value in self.environ.items() if not _is_ours(name)}}
-        if self.launcher in ("horovodrun", "mpirun"):
+        if self.launcher in HOROVODS_LAUNCHERS:
             # Either of them starts scripts of Horovod, whose name the library's API takes.
             out[env.HOROVOD] = "1"
             names = {**_MPI_NAMES, **_HOROVOD_NAMES}
@@ -160,7 +160,7 @@ def needs_mpi(launcher: str, source: str, environ: Mapping[str, str]) -> str | N
 
     Each of its processes would train alone. One process alone may import it.
     """
-    found = _NEEDS_MPI.search(source) if launcher in ("horovodrun", "mpirun") else None
+    found = _NEEDS_MPI.search(source) if launcher in HOROVODS_LAUNCHERS else None
     most = int(environ.get(env.MAX_WORLD_SIZE, "1"))
     if found is None or most <= 1:
         return None

@@ -1,17 +1,24 @@
 """`hvd.elastic.run`: calls a script's function again after each change of the ranks, with the state of the last commit."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from regroup.errors import DivergedError
+from regroup.horovod import world
 from regroup.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from regroup.protocol import env
 
 from . import link
 from .member import Member
 from .state import State
 
 T = TypeVar("T")
+_NOT_ELASTIC = (
+    "hvd.elastic.run keeps no process here: the script that the job's command names does not call it by a name of hvd, so all "
+    "processes start again after each change of the workers. Call hvd.elastic.run in that script."
+)
 
 
 def run(func: Callable[..., T]) -> Callable[..., T | None]:
@@ -30,6 +37,8 @@ def run(func: Callable[..., T]) -> Callable[..., T | None]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T | None:
         member = link.member()
         if member is None:  # plain python, or a script whose processes start again after each change
+            if env.SOCKET in os.environ and world.rank() == 0:
+                print(_NOT_ELASTIC, flush=True)
             state.sync()
             return func(state, *args, **kwargs)
         try:
