@@ -186,6 +186,10 @@ docs-serve: .venv-docs/.synced ## Serve the site on http://localhost:8000, and b
 changelog: .venv-docs/.synced ## Collect the fragments of changelog.d into CHANGELOG.md: VERSION=0.2.0 (DRAFT=1 prints them only)
 	@.venv-docs/bin/towncrier build --yes $(if $(DRAFT),--draft) --version $(or $(VERSION),$(error make changelog needs the version of the release: VERSION=0.2.0))
 
+.PHONY: dist
+dist: venv ## Build the files of a release into dist/: wheel, sdist, chart, install.yaml, SBOM, checksums
+	@$(PY) -m manifests.dist --uv $(UV) dist
+
 .PHONY: fix
 fix: venv ## Fix style automatically
 	.venv/bin/ruff check --fix .
@@ -194,7 +198,7 @@ fix: venv ## Fix style automatically
 # What `make run` needs. `make venv` has it, too.
 .venv/.run-synced: pyproject.toml uv.lock | $(UV)
 	@if [ -e .venv/.synced ]; then $(MAKE) --no-print-directory venv; else \
-	  $(UV) sync --frozen --no-default-groups --group newest-torch --group sample --extra operator --extra client --extra trainer; fi
+	  $(UV) sync --frozen --no-default-groups --group newest-torch --group sample --extra operator --extra cli --extra trainer; fi
 	@touch $@
 
 .PHONY: venv
@@ -244,4 +248,4 @@ $(UV):
 
 .PHONY: clean
 clean: ## Remove everything that was built here, including caches
-	rm -rf .venv .venv-oldest .venv-frameworks .venv-torch-frameworks .venv-docs .uv .cache build bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-oldest .venv-frameworks .venv-torch-frameworks .venv-docs .uv .cache build dist bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -17,8 +17,8 @@ def _run() -> int:
         from regroup_cli.__main__ import main as run
     except ModuleNotFoundError as error:
         print(
-            f"regroup: the package {error.name} is missing. Run make venv in a checkout of Regroup, and use .venv/bin/regroup "
-            "there. kubectl regroup needs no further packages.",
+            f"regroup: the package {error.name} is missing. Install regroup-training with the extra cli, or run make venv in a "
+            "checkout of Regroup and use .venv/bin/regroup there. kubectl regroup needs no further packages.",
             file=sys.stderr,
         )
         return 2
