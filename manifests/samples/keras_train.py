@@ -7,6 +7,7 @@ script asks for Keras 2: the package is tf_keras.
 import argparse
 import json
 import os
+import tempfile
 import time
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # before the import of tensorflow
@@ -58,6 +59,15 @@ model.fit(
     epochs=args.steps // args.every,
     steps_per_epoch=args.every,
     verbose=0,
-    callbacks=[tf.keras.callbacks.BackupAndRestore(args.checkpoint), Report()],
+    # By default the backup is deleted once `fit` returns, and a failure after that would train everything again.
+    callbacks=[tf.keras.callbacks.BackupAndRestore(args.checkpoint, delete_checkpoint=False), Report()],
 )
+# All workers save, as TensorFlow's documentation asks, and only the chief's file stays.
+saved = os.path.join(args.checkpoint, "model.keras")
+if me == 0:
+    model.save(saved + ".tmp.keras")
+    os.replace(saved + ".tmp.keras", saved)
+else:
+    with tempfile.TemporaryDirectory() as aside:
+        model.save(os.path.join(aside, "model.keras"))
 print(f"process {me} of {n} ends with optimizer step {int(model.optimizer.iterations.numpy())}", flush=True)

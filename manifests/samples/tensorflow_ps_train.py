@@ -22,6 +22,7 @@ parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
 parser.add_argument("--servers", type=int, default=1, help="processes that hold parameters")
+parser.add_argument("--wait", type=float, default=300.0, help="seconds that a server waits for the chief")
 args = parser.parse_args()
 
 config = json.loads(os.environ["TF_CONFIG"])
@@ -47,8 +48,12 @@ if resolver.task_type in ("ps", "worker"):
     print(f"process {me} of {n} serves as {resolver.task_type} {resolver.task_id}", flush=True)
     # `server.join()` never returns. The chief listens on its port while it trains, so the servers end once nobody does.
     host, _, port = config["cluster"]["chief"][0].rpartition(":")
-    seen, failed = False, 0
+    # A server that has not seen the chief within the wait ends with an error, since the chief may have come and gone.
+    seen, failed, until = False, 0, time.monotonic() + args.wait
     while failed < 10:
+        if not seen and time.monotonic() > until:
+            print(f"process {me} of {n} has not reached the chief for {args.wait:.0f} s and ends", flush=True)
+            os._exit(1)
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             seen, failed = True, 0
@@ -85,12 +90,13 @@ manager.restore_or_initialize()
 done = int(step.numpy())
 print(f"process {me} of {n} begins at step {done}", flush=True)
 while done < args.steps:
-    losses = [coordinator.schedule(train_step) for _ in range(args.every)]
+    steps = min(args.every, args.steps - done)
+    losses = [coordinator.schedule(train_step) for _ in range(steps)]
     coordinator.join()
-    done += args.every
+    done += steps
     step.assign(done)
     manager.save()
     print(f"step {done}  loss {float(losses[-1].fetch()):.6f}", flush=True)
-    time.sleep(args.pace * args.every)
+    time.sleep(args.pace * steps)
 print(f"process {me} of {n} ends at step {done}", flush=True)
 os._exit(0)  # the coordinator's threads have no end of their own

@@ -33,7 +33,7 @@ y = x.sum(axis=1)
 class Save(xgboost.callback.TrainingCallback):
     def after_iteration(self, model, epoch, evals_log):  # noqa: ARG002
         trees = model.num_boosted_rounds()
-        if trees % args.every == 0 and collective.get_rank() == 0:
+        if (trees % args.every == 0 or trees == args.steps) and collective.get_rank() == 0:
             model.save_model(args.checkpoint + ".tmp.json")
             os.replace(args.checkpoint + ".tmp.json", args.checkpoint)
             print(f"step {trees}  rmse {evals_log['train']['rmse'][-1]:.6f}", flush=True)

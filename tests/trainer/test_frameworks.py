@@ -6,8 +6,11 @@ Each goes on from its own checkpoint. Its interpreter is one that has the framew
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +151,60 @@ def test_processes_of_a_parameter_server_end_with_the_chief_and_start_again_toge
     log = run.log.read_text()
     ends = (f"process 0 of 4 ends at step {steps}", "process 1 of 4 ends as ps 0", "process 2 of 4 ends as worker 0")
     assert [one for one in (*ends, "process 3 of 4 ends as worker 1") if one not in log] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("framework", "module", "script", "workers", "end"),
+    [
+        pytest.param("XGBoost", "xgboost", "xgboost_train.py", 1, "step 25  rmse", id="XGBoost"),
+        pytest.param("TensorFlow", "tensorflow", "tensorflow_ps_train.py", 3, "step 25  loss", id="ParameterServer"),
+    ],
+)
+def test_steps_after_the_last_multiple_are_saved_too(
+    start: Callable[..., LocalRun], tmp_path: Path, framework: str, module: str, script: str, workers: int, end: str
+) -> None:
+    run = start(
+        *("--framework", framework, "--workers", str(workers), python_with(module), str(SAMPLES / script)),
+        *("--checkpoint", str(tmp_path / "saved"), "--steps", "25", "--every", "10"),
+    )
+    assert run.process.wait(200) == 0
+    assert end in run.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_fit_that_has_ended_is_not_trained_again(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    """A failure after `fit` starts the script again."""
+    for attempt in range(2):
+        (tmp_path / str(attempt)).mkdir()
+        run = start(
+            *("--framework", "TensorFlow", "--workers", "2", python_with("tf_keras"), str(SAMPLES / "keras_train.py")),
+            *("--checkpoint", str(tmp_path / "saved"), "--steps", "20", "--every", "10"),
+            directory=tmp_path / str(attempt),
+        )
+        assert run.process.wait(140) == 0, run.log.read_text()
+        assert ended(run, 2, "ends with optimizer step 20") == []
+        assert len(begins(run)) == (0 if attempt else 2)
+    assert (tmp_path / "saved" / "model.keras").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_server_of_parameters_that_never_reaches_a_chief_ends() -> None:
+    with socket.socket() as chief, socket.socket() as own, socket.socket() as worker:
+        for one in (chief, own, worker):
+            one.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (chief, own, worker)]
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 1}}
+    done = subprocess.run(
+        [python_with("tensorflow"), str(SAMPLES / "tensorflow_ps_train.py"), "--wait", "2"],
+        env={**os.environ, "TF_CONFIG": json.dumps(config)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "has not reached the chief for 2 s" in done.stdout
