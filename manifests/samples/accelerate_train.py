@@ -5,6 +5,7 @@ It knows nothing of Regroup. Start it with `accelerate launch`, `torchrun` or pl
 
 import argparse
 import os
+import shutil
 import time
 
 import torch
@@ -31,16 +32,22 @@ def path(step):
     return os.path.join(args.checkpoint, f"step-{step}")
 
 
+def saved():
+    names = os.listdir(args.checkpoint) if os.path.isdir(args.checkpoint) else []
+    return [int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit()]
+
+
 def save(step):
     """All processes save aside. The directory gets its name last, so a kill in the middle leaves no broken checkpoint."""
     accelerator.save_state(path(step) + ".tmp")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         os.replace(path(step) + ".tmp", path(step))
+        for old in sorted(saved())[:-2]:
+            shutil.rmtree(path(old))  # the two newest stay
 
 
-names = os.listdir(args.checkpoint) if os.path.isdir(args.checkpoint) else []
-step = max((int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit()), default=0)
+step = max(saved(), default=0)
 accelerator.wait_for_everyone()  # all have listed the same before anybody saves
 if step:
     accelerator.load_state(path(step))

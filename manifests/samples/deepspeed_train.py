@@ -6,6 +6,7 @@ of processes that wrote it.
 
 import argparse
 import os
+import shutil
 import time
 
 import deepspeed
@@ -39,13 +40,29 @@ if os.path.exists(os.path.join(args.checkpoint, "latest")):
     engine.load_checkpoint(args.checkpoint)
 me, n = torch.distributed.get_rank(), torch.distributed.get_world_size()
 print(f"process {me} of {n} begins at step {engine.global_steps}", flush=True)
+
+
+def save():
+    """Save the parts of all ranks. Only then the file `latest` names them, so a kill in the middle leaves the checkpoint before."""
+    tag, latest = f"global_step{engine.global_steps}", os.path.join(args.checkpoint, "latest")
+    engine.save_checkpoint(args.checkpoint, tag=tag, save_latest=False)
+    torch.distributed.barrier()
+    if me == 0:
+        with open(latest + ".tmp", "w") as file:
+            file.write(tag)
+        os.replace(latest + ".tmp", latest)
+        saved = [name for name in os.listdir(args.checkpoint) if name.startswith("global_step")]
+        for old in sorted(saved, key=lambda name: int(name[len("global_step") :]))[:-2]:
+            shutil.rmtree(os.path.join(args.checkpoint, old))  # the two newest stay
+
+
 while engine.global_steps < args.steps:
     for inputs, targets in loader:
         loss = torch.nn.functional.mse_loss(engine(inputs.to(engine.device)), targets.to(engine.device))
         engine.backward(loss)
         engine.step()
         if engine.global_steps % args.every == 0:
-            engine.save_checkpoint(args.checkpoint)  # writes the file `latest` last
+            save()
             if me == 0:
                 print(f"step {engine.global_steps}  loss {loss.item():.6f}", flush=True)
         time.sleep(args.pace)

@@ -93,6 +93,45 @@ def test_killed_stopped_and_grown_script_goes_on_from_its_checkpoint_to_the_righ
     assert ended(run, 3, f"ends at step {STEPS}") == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("module", "launcher", "script", "kept"),
+    [
+        pytest.param("accelerate", ("accelerate", "launch"), "accelerate_train.py", {"step-20", "step-30"}, id="Accelerate"),
+        pytest.param("lightning", ("python",), "lightning_train.py", None, id="Lightning"),
+        pytest.param(
+            "deepspeed",
+            ("deepspeed",),
+            "deepspeed_train.py",
+            {"global_step20", "global_step30", "latest"},
+            id="DeepSpeed",
+        ),
+    ],
+)  # fmt: skip
+def test_steps_are_counted_without_a_pattern(
+    start: Callable[..., LocalRun],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    launcher: tuple[str, ...],
+    script: str,
+    kept: set[str] | None,
+) -> None:
+    """A sample that deletes its older checkpoints keeps two, and no file of a save."""
+    on_path(monkeypatch, python_with(module))
+    framework = ("--framework", "DeepSpeed") if module == "deepspeed" else ()
+    saved = tmp_path / "saved"
+    run = start(
+        *(*framework, "--workers", "2", *launcher, str(SAMPLES / script), "--checkpoint", str(saved)),
+        *("--steps", "30", "--every", "10", "--pace", "0.3"),
+    )
+    seen = run.wait(lambda s: s.get("progress", {}).get("optimizerSteps", 0) > 0, "a counted step", timeout_s=240)
+    assert seen["progress"]["source"] == "Counted"
+    assert run.process.wait(120) == 0, run.log.read_text()
+    assert kept is None or {one.name for one in saved.iterdir() if not one.name.endswith(".py")} == kept
+
+
 FABRIC = """
 import os
 import lightning as L
