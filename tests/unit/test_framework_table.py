@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.frameworks import COLUMNS, NOTHING, page, rows
+from tests.builders.jobs import BAD_SPECS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/frameworks.md"
@@ -24,9 +25,8 @@ def missing(test: str) -> str:
     tops = {one.name: one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)}
     if function not in tops:
         return function
-    given = re.findall(
-        r'id="([^"]+)"', "".join(ast.get_source_segment(source, one) or "" for one in tops[function].decorator_list)
-    )
+    decorators = "".join(ast.get_source_segment(source, one) or "" for one in tops[function].decorator_list)
+    given = [*re.findall(r'id="([^"]+)"', decorators), *(BAD_SPECS if "BAD_SPECS" in decorators else ())]
     return "" if not parameters or parameters.rstrip("]") in given else f"[{parameters}"
 
 
@@ -45,6 +45,7 @@ def test_each_cell_has_a_test_that_exists() -> None:
         ("tests/unit/test_framework_table.py::test_nothing", "test_nothing"),
         ("tests/trainer/test_frameworks.py::"
          "test_killed_stopped_and_resized_script_goes_on_from_its_checkpoint_to_the_right_end[Fortran]", "[Fortran]"),
+        ("tests/api/test_resource.py::test_bad_spec_is_refused_with_its_sentence[no such case]", "[no such case]"),
     ],
 )  # fmt: skip
 def test_a_test_that_is_not_there_is_found(test: str, want: str) -> None:
