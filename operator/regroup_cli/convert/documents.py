@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -57,13 +57,29 @@ class Converted:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as kubectl does: a time stays a text."""
+    """Reads YAML as kubectl does: a time and 12:30 stay texts, 1e3 is a number, and y is true."""
+
+    bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
 
+_PYTHONS = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in found if tag not in _PYTHONS]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_INT = r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[\da-fA-F_]+|0|[1-9][\d_]*)"
+_FLOAT = r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_BOOL = "[yYnN]"
+for _tag, _pattern, _first in (
+    ("int", _INT, "-+0123456789"),
+    ("float", _FLOAT, "-+.0123456789"),
+    ("bool", _BOOL, "yYnN"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+_AS_GO = re.compile(f"{_INT}|{_FLOAT}|{_BOOL}|[-+]?0[oOxXbB][\\da-fA-F_]+")
+"""Texts that kubectl reads as a number or a boolean, and PyYAML as a text."""
+MOST_NODES = 100_000
+"""Values in a file, each as often as an alias repeats it. A manifest has hundreds."""
 
 
 SCRIPT = "Script"
@@ -76,11 +92,25 @@ def read_documents(text: str, name: str) -> list[Document]:
         return [{"kind": SCRIPT, "metadata": {"name": name}, "text": text}]
     try:
         found = [one for one in yaml.load_all(text, Loader=_Loader) if one is not None]
+        _check_bounds(found, name)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         at = f" in line {where.line + 1}" if where is not None else ""
         raise SpecError(f"{name} is no YAML{at}: {getattr(error, 'problem', None) or error}. Correct it.") from None
     return [one for document in found for one in _flat(document, name)]
+
+
+def _check_bounds(documents: list[Any], name: str) -> None:
+    """Refuse values that contain themselves, and aliases that repeat others without bound. All later walks rely on it."""
+    left = [*documents]
+    for _ in range(MOST_NODES):
+        if not left:
+            return
+        value = left.pop()
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    raise SpecError(
+        f"{name} has more than {MOST_NODES} values, or an alias that contains itself. Write the values without aliases."
+    )
 
 
 def _flat(document: Any, name: str) -> Iterator[Document]:
@@ -177,7 +207,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _AS_GO.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

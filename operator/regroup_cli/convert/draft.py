@@ -90,6 +90,8 @@ def take_metadata(document: Field, draft: Draft) -> None:
     if not name and not prefix:
         raise SpecError("metadata.name is missing. Add it.")
     draft.metadata["name"] = legal_name(name if name else prefix)
+    if prefix and not name:
+        prefix.note("It is the whole name here, so a second job needs another one.")
     if namespace := metadata.at("namespace").mapped("metadata.namespace"):
         draft.metadata["namespace"] = namespace
     for one in _SERVERS:

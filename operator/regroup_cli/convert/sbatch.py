@@ -7,6 +7,7 @@ by name.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,12 +112,12 @@ class _Script:
 def convert(text: str, draft: Draft, ledger: Ledger, *, name: str, image: str | None) -> None:
     """Convert a script. `name` is the job's if the script has none, `image` that of the command line."""
     script = _Script()
-    for field_, option, value in _options(text, ledger):
-        script.options[option], script.of[option] = value, field_
+    for one, option, value in _options(text, ledger):
+        _take(script, one, option, value)
     sizes = _Sizes.of(script)
     script.variables.update(sizes.variables)
     lines = list(shell.commands(_without_options(text)))
-    starts = _by_launcher if any(map(_by_launcher, (list(line.words) for line in lines))) else _by_python
+    starts = _by_launcher if any(_by_launcher(_divided(line)[1]) for line in lines) else _by_python
     for command in lines:
         _read(command, script, ledger, starts)
     if not script.launch or script.line is None:
@@ -124,6 +125,19 @@ def convert(text: str, draft: Draft, ledger: Ledger, *, name: str, image: str | 
     sizes = _Sizes.of(script)  # srun may have said more
     _write(script, sizes, draft, name=name, image=image)
     take_launch(draft, script.line)
+
+
+def _take(script: _Script, one: Field, option: str, value: str) -> None:
+    """Record an option. The last of several of one name counts, as in Slurm; `--export` also sets variables."""
+    if option == "--export":
+        words = [word for word in value.split(",") if "=" in word]
+        _assign(words, True, script, one)
+        if not words:
+            one.unneeded(UNNEEDED[option])
+        return
+    if option in script.of:
+        script.of[option].unneeded(f"{one} takes its place.")
+    script.options[option], script.of[option] = value, one
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,7 @@ class _Sizes:
         tasks = number("--ntasks-per-node")
         total = number("--ntasks")
         if tasks is None:
-            tasks = max(1, -(-total // num_nodes)) if total is not None else 1
+            tasks = _share(script, "--ntasks", total, num_nodes) if total is not None else 1
         gpus = number("--gpus-per-node") if _plain(script, "--gpus-per-node") else None
         for option, times in (("--gres", 1), ("--gpus-per-node", 1), ("--gpus-per-task", tasks), ("--gpus", 0)):
             text = script.options.get(option)
@@ -187,9 +201,18 @@ class _Sizes:
                 if found is None and option == "--gres" and "gpu" in text:
                     gpus = 1
                 elif found is not None and (option != "--gres" or "gpu" in text):
-                    gpus = int(found[1]) * times if times else -(-int(found[1]) // num_nodes)
+                    gpus = int(found[1]) * times if times else _share(script, option, int(found[1]), num_nodes)
         cpus = number("--cpus-per-task")
         return cls(num_nodes, tasks, gpus, None if cpus is None else cpus * tasks)
+
+
+def _share(script: _Script, option: str, total: int, num_nodes: int) -> int:
+    """Return the part of one node. Raises SpecError if nodes would have different parts."""
+    if total % num_nodes:
+        raise SpecError(
+            f"{script.of[option]} is no multiple of the {num_nodes} nodes, and all workers of a job are alike. Write a multiple."
+        )
+    return total // num_nodes
 
 
 def _plain(script: _Script, option: str) -> bool:
@@ -200,8 +223,25 @@ def _options(text: str, ledger: Ledger) -> Iterator[tuple[Field, str, str]]:
     """Yield (field, long name, value) of each #SBATCH line's options."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#SBATCH"):
-            words = line.removeprefix("#SBATCH").split(" #")[0].split()
-            yield from _split(words, f"line {number} (#SBATCH {{}})", ledger)[0]
+            words = _words(line.removeprefix("#SBATCH").split(" #")[0])
+            if words[:1] in (["hetjob"], ["packjob"]):
+                raise SpecError(
+                    f"line {number} (#SBATCH {words[0]}): the script asks for nodes of several kinds, and all workers of a job are "
+                    "alike. Convert a script for each kind."
+                )
+            found, left = _split(words, f"line {number} (#SBATCH {{}})", ledger)
+            yield from found
+            if left:
+                rest = " ".join(left)
+                Field(rest, ledger, (f"line {number} (#SBATCH ... {rest})",)).dropped("It is no option of sbatch.")
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of an option line, in which quotes hold spaces."""
+    try:
+        return shlex.split(text)
+    except ValueError:  # an apostrophe in a comment
+        return text.split()
 
 
 def _split(words: list[str], where: str, ledger: Ledger) -> tuple[list[tuple[Field, str, str]], list[str]]:
@@ -227,9 +267,9 @@ def _without_options(text: str) -> str:
 
 def _read(command: shell.Command, script: _Script, ledger: Ledger, starts: Callable[[list[str]], bool]) -> None:
     """Read a line, and record what becomes of it. `starts` decides whether its words start the program."""
-    words = list(command.words)
-    while words and words[0] in ("then", "else", "do"):
-        words.pop(0)
+    before, words = _divided(command)
+    if before and not (words and starts(words)):
+        before, words = [], [*before, *words]
     if not words or words[0] in shell.CLOSES:
         return
     shown = " ".join(command.text.replace("\\\n", " ").split())
@@ -254,16 +294,27 @@ def _read(command: shell.Command, script: _Script, ledger: Ledger, starts: Calla
             script.directory = line.mapped("spec.template.spec.containers[0].workingDir") and directory
     elif first in _ENVIRONMENT:
         line.dropped("The image has the program's environment. Install what this line makes available there.")
-    elif first in _LOGGING:
+    elif first in _LOGGING or _prints(words):
         line.unneeded("It prints, waits, or is for the shell.")
     elif starts(words):
         if script.launch:
             raise SpecError(f"{line} starts a second program, and a job has one. Convert a script for each.")
+        if before:
+            _assign(before, True, script, line)
         _launch(words, script, line, ledger)
     else:
         line.dropped(
             "Regroup runs one program and no script around it. Put the step into the image, or into an init container."
         )
+
+
+def _divided(command: shell.Command) -> tuple[list[str], list[str]]:
+    """Return the assignments before a command, as in `A=1 python train.py`, and its other words."""
+    words = list(command.words)
+    while words and words[0] in ("then", "else", "do"):
+        words.pop(0)
+    number = next((at for at, word in enumerate(words) if not shell.is_assignment(word)), 0)
+    return words[:number], words[number:]
 
 
 def _assign(words: list[str], is_export: bool, script: _Script, line: Field) -> None:
@@ -292,13 +343,23 @@ def _assign(words: list[str], is_export: bool, script: _Script, line: Field) -> 
 
 
 def _by_launcher(words: list[str]) -> bool:
+    if not words:
+        return False
     if words[0].rpartition("/")[2] == "srun":
-        return "hostname" not in words
+        return "hostname" not in words and not _prints(words)
     return launchers.recognise(words) is not None
 
 
+def _prints(words: list[str]) -> bool:
+    """Return whether srun starts a program that only prints, such as `srun -l nvidia-smi`."""
+    if words[0].rpartition("/")[2] != "srun":
+        return False
+    left = _split(words[1:], "{}", Ledger())[1]
+    return bool(left) and left[0].rpartition("/")[2] in _LOGGING
+
+
 def _by_python(words: list[str]) -> bool:
-    return words[0].rpartition("/")[2].startswith("python")
+    return bool(words) and words[0].rpartition("/")[2].startswith("python")
 
 
 def _launch(words: list[str], script: _Script, line: Field, ledger: Ledger) -> None:
@@ -310,13 +371,16 @@ def _launch(words: list[str], script: _Script, line: Field, ledger: Ledger) -> N
             if option in script.options and option in ("--nodes", "--ntasks", "--ntasks-per-node"):
                 one.unneeded("#SBATCH has the number, and the job runs on all nodes.")
             else:
-                script.options[option], script.of[option] = value, one
+                _take(script, one, option, value)
         words = words[1:] if words[:1] == ["--"] else words
     text = shell.text_of(words)
     if text is not None:
         inner = [list(one.words) for one in shell.commands(text) if one.words[0] not in _LOGGING]
-        inner = [one for one in inner if one[0] != "export" and not all(map(shell.is_assignment, one))]
+        sets = [words_ for words_ in inner if words_[0] == "export" or all(map(shell.is_assignment, words_))]
+        inner = [words_ for words_ in inner if words_ not in sets]
         if len(inner) == 1:
+            for setting in sets:
+                _assign([word for word in setting if word != "export"], setting[0] == "export", script, line)
             words = inner[0][1:] if inner[0][0] == "exec" else inner[0]
             line.note("The shell around the program is left out, because Regroup sets the ranks that it would.")
     found_launcher = launchers.recognise(words)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from regroup_cli.__main__ import main
-from regroup_cli.convert.documents import Converted, Options, convert, read_documents
+from regroup_cli.convert.documents import Converted, Options, as_yaml, convert, read_documents
 from regroup_cli.convert.findings import Verdict
 from regroup_operator.api import SpecError, parse_job
 from tests.unit.cli.convert.golden import EXAMPLES
@@ -501,3 +501,48 @@ def test_framework_of_a_jobset_is_that_of_its_variables(variable: str, framework
     spec = spec_of(jobset(replicated("w", env=variable)))
     assert spec.get("framework") == framework
     assert ("env" in spec["template"]["spec"]["containers"][0]) == (framework is None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e-4", "+5e3", ".5", "1.", "0o17", "017", "0x1F", "0b11", "1_000", "y", "N", "yes", "off", "null", "~", "-.inf",
+     "12:30:45", "2020-01-01"],
+)  # fmt: skip
+def test_text_that_looks_like_another_value_is_written_with_quotes(text: str) -> None:
+    """PyYAML writes some of them without, and kubectl would then read a number or a boolean where a text must stand."""
+    assert as_yaml([{"value": text}]) == f"value: '{text}'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("12:30:45", "12:30:45"), ("1:30", "1:30"), ("1e3", 1000.0), ("0o17", 15), ("y", True), ("2020-01-01", "2020-01-01")],
+)
+def test_values_are_read_as_kubectl_reads_them(text: str, value: Any) -> None:
+    (found,) = read_documents(f"kind: A\nvalue: {text}", "f")
+    assert found["value"] == value
+    assert type(found["value"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("value: &it {it: *it}", id="contains itself"),
+        pytest.param(
+            "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+            + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)),
+            id="aliases of aliases",
+        ),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_values_without_bound_are_one_sentence(text: str) -> None:
+    with pytest.raises(SpecError, match="an alias that contains itself"):
+        read_documents(f"kind: A\n{text}", "f")
+
+
+def test_prefix_of_names_is_said_to_be_a_name() -> None:
+    job = pytorchjob()
+    job["metadata"] = {"generateName": "train-"}
+    found = one(job)
+    assert found.document["metadata"]["name"] == "train"
+    assert any("a second job needs another one" in finding.sentence for finding in found.findings)

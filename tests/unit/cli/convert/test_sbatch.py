@@ -98,6 +98,8 @@ def test_signal_before_the_end_is_a_graceful_stop(signal: str, wanted: dict[str,
             id="accelerate and a variable of the script",
         ),
         pytest.param("python prepare.py\nsrun python t.py", ["python", "t.py"], 4, id="a program before"),
+        pytest.param("srun -l nvidia-smi -L\nsrun python t.py", ["python", "t.py"], 4, id="a look at the GPUs before"),
+        pytest.param("LR=1 srun python t.py $LR", ["python", "t.py", "1"], 4, id="a variable before srun"),
         pytest.param("python t.py > log 2>&1 &\nwait", ["python", "t.py"], 4, id="redirections and background"),
     ],
 )
@@ -142,6 +144,9 @@ def test_every_line_has_a_finding(line: str, verdict: Verdict, env: list[dict[st
         ("cat <<EOF\na\nEOF", "here-document"),
         ("srun torchrun 'train.py", "opens a quote"),
         ("srun --ntasks=2", "no program behind srun"),
+        ("#SBATCH hetjob\nsrun torchrun train.py", "nodes of several kinds"),
+        ("#SBATCH -N2 --ntasks=7\nsrun python train.py", "ntasks=7\\) is no multiple of the 2 nodes"),
+        ("#SBATCH -N2 --gpus=3\nsrun python train.py", "gpus=3\\) is no multiple of the 2 nodes"),
     ],
 )
 def test_a_script_that_cannot_be_converted_is_one_sentence(body: str, sentence: str) -> None:
@@ -188,3 +193,27 @@ def test_an_option_without_a_rule_is_dropped() -> None:
 )
 def test_simple_commands_of_a_shells_text(text: str, words: list[tuple[str, ...]]) -> None:
     assert [one.words for one in shell.commands(text)] == words
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        (["--export=ALL,LR=0.1,SEED=3"], "srun python train.py"),
+        (["--export=ALL,LR=0.1"], "srun --export=ALL,SEED=3 python train.py"),
+        ([], 'srun bash -c "export LR=0.1 SEED=3; python train.py"'),
+        ([], "LR=0.1 SEED=3 srun python train.py"),
+    ],
+)
+def test_variables_reach_the_program_wherever_a_script_sets_them(options: list[str], body: str) -> None:
+    (container,) = spec_of(*options, body=body)["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "LR", "value": "0.1"}, {"name": "SEED", "value": "3"}]
+
+
+def test_option_that_stands_twice_and_words_behind_an_option_are_named() -> None:
+    found = converted("--gres=gpu:2", "--gres=gpu:4", "--job-name 'my job' spare")
+    fates = {one.path: one.verdict for one in found.findings}
+    assert fates["line 2 (#SBATCH --gres=gpu:2)"] == Verdict.UNNEEDED
+    assert fates["line 4 (#SBATCH ... spare)"] == Verdict.DROPPED
+    assert found.document["metadata"]["name"] == "my-job"
+    limits = found.document["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": 4}
