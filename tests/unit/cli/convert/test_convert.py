@@ -515,7 +515,14 @@ def test_text_that_looks_like_another_value_is_written_with_quotes(text: str) ->
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("12:30:45", "12:30:45"), ("1:30", "1:30"), ("1e3", 1000.0), ("0o17", 15), ("y", True), ("2020-01-01", "2020-01-01")],
+    [
+        ("12:30:45", "12:30:45"),
+        ("1:30", "1:30"),
+        ("1e3", 1000.0),
+        ("0o17", 15),
+        ("y", True),
+        ("2020-01-01", "2020-01-01"),
+    ],
 )
 def test_values_are_read_as_kubectl_reads_them(text: str, value: Any) -> None:
     (found,) = read_documents(f"kind: A\nvalue: {text}", "f")
