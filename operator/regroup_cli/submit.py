@@ -143,7 +143,9 @@ def _files(script: Path, directory: str | None) -> tuple[str, submission.Files]:
     try:
         from regroup_client import bundle
     except ModuleNotFoundError as error:  # the other commands do without
-        raise SubmitError(f"The package {error.name} is missing. Run make venv in a checkout of Regroup.") from None
+        raise SubmitError(
+            f"The package {error.name} is missing. Install regroup-training with the extra cli, or run make venv in a checkout."
+        ) from None
     if directory is None:
         return script.name, bundle.script_files(script)
     files = bundle.directory_files(Path(directory))

@@ -418,7 +418,9 @@ def test_local_command_without_its_packages_is_one_sentence(
     monkeypatch.delitem(sys.modules, "regroup_cli.__main__", raising=False)
     monkeypatch.setitem(sys.modules, "regroup_operator.api", None)
     assert entry.main() == 2
-    assert capsys.readouterr().err.startswith("regroup: the package regroup_operator.api is missing. Run make venv")
+    assert capsys.readouterr().err.startswith(
+        "regroup: the package regroup_operator.api is missing. Install regroup-training"
+    )
 
 
 ASKS = [["list"], ["watch", "digits"], ["logs", "digits"], ["why", "digits"]]

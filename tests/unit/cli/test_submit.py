@@ -77,7 +77,7 @@ def test_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.delattr(regroup_client, "bundle", raising=False)
     monkeypatch.setitem(sys.modules, "pathspec", None)
     assert main(list(HERE)) == 2
-    assert capsys.readouterr().err.startswith("regroup: The package pathspec is missing. Run make venv")
+    assert capsys.readouterr().err.startswith("regroup: The package pathspec is missing. Install regroup-training")
 
 
 @pytest.mark.parametrize(

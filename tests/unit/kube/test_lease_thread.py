@@ -80,7 +80,10 @@ def with_lease(
         assert not elector.leading
 
     asyncio.run(run())
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("lease")] == []
+    for thread in threading.enumerate():
+        if thread.name.startswith("lease"):
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), thread.name
     assert leases.closed.is_set()
 
 

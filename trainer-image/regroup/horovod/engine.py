@@ -15,6 +15,7 @@ import queue
 import socket
 import threading
 import weakref
+from collections.abc import Collection
 from typing import Any, cast
 
 import torch
@@ -26,7 +27,7 @@ from regroup.horovod.handles import Handle
 from regroup.horovod.negotiation import JOIN, Order, order_of, to_wire
 
 CLOSE_S = 5.0
-"""Time for which `close` waits for a collective that still runs."""
+"""Time for which a collective that still runs is waited for when the world ends."""
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -38,11 +39,13 @@ class Engine:
         self._connection, self._collectives = connection, collectives
         self._pending: dict[tuple[int, str], Handle] = {}
         self._lock = threading.Lock()
-        """Guards `_pending`, `broken`, the counters, and who sends."""
+        """Guards `_pending`, `_ordered`, `broken`, the counters, and who sends."""
         self._counters: dict[tuple[int, str], itertools.count[int]] = {}
         self._joins = 0
         """Joins that have ended. Names of requests without a name count anew after each, since ranks join at different counts."""
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._ordered: set[tuple[int, str]] = set()
+        """Keys of the orders that have not been run to their end."""
         self.broken = ""
         """Reason why no collective can run any more; "": they run."""
         self._reader = threading.Thread(target=self._read, name="regroup-horovod-reader", daemon=True)
@@ -119,21 +122,33 @@ class Engine:
                     if "broken" in message:
                         self._fail(f"{message['broken']} {SHUT_DOWN}")
                         return
-                    for order in message["orders"]:
-                        self._orders.put(order_of(order))
-            self._fail(f"Rank 0 has ended. {SHUT_DOWN}")
+                    for order in map(order_of, message["orders"]):
+                        with self._lock:
+                            self._ordered.add(order.request.key)
+                        self._orders.put(order)
+            self._lose_rank_0()
         except ConnectionError:
-            self._fail(f"Rank 0 has ended. {SHUT_DOWN}")
+            self._lose_rank_0()
         except (OSError, ValueError, TypeError, KeyError) as error:
             self._fail(f"The connection to rank 0 has failed ({error}). {SHUT_DOWN}")
 
-    def _fail(self, why: str) -> None:
-        """End all waits with an error, now and later."""
+    def _lose_rank_0(self) -> None:
+        """End the waits once rank 0 is gone. A collective that this rank still runs may have ended well there, so it goes on."""
+        why = f"Rank 0 has ended. {SHUT_DOWN}"
+        with self._lock:
+            ordered = set(self._ordered)
+        self._fail(why, but=ordered)
+        self._runner.join(CLOSE_S)
+        self._fail(why)
+
+    def _fail(self, why: str, but: Collection[tuple[int, str]] = ()) -> None:
+        """End all waits with an error, now and later. Those for `but` go on."""
         with self._lock:
             self.broken = self.broken or why
-            pending, self._pending = list(self._pending.values()), {}
+            ends = [handle for key, handle in self._pending.items() if key not in but]
+            self._pending = {key: handle for key, handle in self._pending.items() if key in but}
         self._orders.put(None)
-        for handle in pending:
+        for handle in ends:
             handle.end(error=self.broken)
 
     def _run(self) -> None:
@@ -154,6 +169,7 @@ class Engine:
                     self._send({"failed": str(failure)[:1000]})
         with self._lock:
             self._pending.pop(order.request.key, None)
+            self._ordered.discard(order.request.key)
             if order.request.kind == JOIN and not error:
                 self._joins += 1
                 self._counters.clear()

@@ -193,6 +193,8 @@ def _connect(group: Any, backend: str, own_host: str = "", timeout_s: float = _C
     connection.settimeout(None)
     notice_lost_machines(connection)
     connection.sendall(token + rank.to_bytes(4, "big"))
+    if size > 1:  # a script may end right after this, and rank 0's coordinator with it
+        dist.all_reduce(torch.zeros(1), group=group)
     collectives = Collectives(rank, group, backend)
     return World(rank, size, Engine(connection, collectives), collectives, coordinator)
 
