@@ -50,7 +50,6 @@ with regroup.session(
             print(f"step {step.index + 1}  loss {step.loss:.4f}  {where}", flush=True)
 # The job is Complete once the script has returned 0 in every worker. A process that fails here is started again with the state of
 # the last step, and does not enter the loop: use no variable that only the loop sets, and write files that may be written again.
-# With checkpoints the model is also there without --save: regroup checkpoint export DIR --to model.safetensors
 if job.is_main:
     accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
     parameters = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()

@@ -72,8 +72,17 @@ def test_processes_that_train_until_their_files_are_complete_count_in_a_planned_
     old = member(0, group, generation=NUMBER - 1, busy=parting, busy_since_s=(90.0,))
     joins = member(1, Group.WAITING, Phase.READY, 0)
     assert script_group(replace(CURRENT, adopted=False), [old, joins], ran=True) == group
-    ends = member(0, group, generation=NUMBER - 1)
+    ends = member(0, group, Phase.READY, generation=NUMBER - 1)
     assert script_group(replace(CURRENT, adopted=False), [ends, joins], ran=True) == Group.WAITING
+
+
+@pytest.mark.parametrize(("kind", "want"), [("planned", Group.FORMED), ("forced", Group.WAITING)])
+def test_processes_train_on_until_their_agent_hears_of_a_planned_change(kind: str, want: str) -> None:
+    """Word may take seconds on a busy machine. After a failure nobody trains until then."""
+    has_yet_to_hear = member(0, Group.FORMED, generation=NUMBER - 1)
+    joins = member(1, Group.WAITING, Phase.READY, 0)
+    current = replace(CURRENT, kind=kind, adopted=False)
+    assert script_group(current, [has_yet_to_hear, joins], ran=True) == want
 
 
 @pytest.mark.parametrize(

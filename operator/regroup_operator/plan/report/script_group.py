@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from regroup.protocol.state import Group
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Group, Phase
+from regroup_operator.model.records import AgentSession
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.allowances import partings
 
@@ -16,8 +18,8 @@ from regroup_operator.plan.facts.allowances import partings
 def script_group(current: Current | None, workers: Iterable[Worker], *, ran: bool) -> str:
     """Return the Group value of a Script job: that of the member that is least far.
 
-    In a planned change the processes of the generation before train on until their files are complete (adr/0080). Their group
-    counts until they have ended.
+    In a planned change the processes of the generation before train on until their agent hears of it. Then they do until their
+    files are complete (adr/0080). Their group counts until they have ended.
 
     `ran`: the status says Running. It stands for members that have not called since the operator's start.
     """
@@ -25,13 +27,22 @@ def script_group(current: Current | None, workers: Iterable[Worker], *, ran: boo
     if current is None or not members:
         return Group.WAITING
     said = {
-        w.session.condition.group or Group.WAITING for w in members if w.session is not None and partings(w.session)
+        w.session.condition.group or Group.WAITING
+        for w in members
+        if w.session is not None and (partings(w.session) or _has_yet_to_hear(w.session, current))
     }
     if not said and current.adopted:
         said = {_member_group(w, current, ran=ran) for w in members}
     if not said:
         return Group.WAITING
     return next(group for group in (Group.WAITING, Group.UNOBSERVED, Group.FORMED) if group in said)
+
+
+def _has_yet_to_hear(session: AgentSession, current: Current) -> bool:
+    """Return whether the processes of a group that formed train on, because their agent has not heard of the planned generation."""
+    condition = session.condition
+    trains = condition.phase == Phase.TRAINING and condition.group == Group.FORMED
+    return current.kind == PLANNED and not current.adopted and trains and condition.generation < current.number
 
 
 def passed(current: Current | None, workers: Iterable[Worker]) -> int:
