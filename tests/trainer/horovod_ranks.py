@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
 import time
@@ -312,7 +314,21 @@ CASES = {
     for each in (operations, orders, mismatches, saves, joins, trains, wraps, groups_of_parameters, restarts, idles)
 }
 
+
+def be_late() -> None:
+    """Have this rank call the coordinator a second after all others."""
+    connect = socket.create_connection
+
+    def late(*args: Any, **kwargs: Any) -> socket.socket:
+        time.sleep(1.0)
+        return connect(*args, **kwargs)
+
+    socket.create_connection = late
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "late" and os.environ["RANK"] != "0":
+        be_late()
     hvd.init()
     assert "regroup.job" not in sys.modules, "the import makes no session"
     if sys.argv[1] == "waits":

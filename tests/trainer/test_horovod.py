@@ -52,6 +52,13 @@ def test_operations_do_what_horovods_do(size: int) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_rank_0_that_ends_at_once_has_let_the_others_in() -> None:
+    ranks = start_ranks(2, "late")
+    said = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_rank_ends_the_wait_of_all_others_with_an_error(victim: int) -> None:
     ranks = start_ranks(3, "waits", str(victim))

@@ -226,11 +226,8 @@ class Core:
             process.spawned = True
             self._script.spawned(now_s)
         elif isinstance(event, ev.Unhooked):
-            process.step_s, process.asked, process.held = (
-                None,
-                False,
-                False,
-            )  # it goes on, and is asked when it comes back
+            # It goes on, and is asked when it comes back.
+            process.step_s, process.asked, process.held = None, False, False
         elif isinstance(event, ev.Detached):
             self._worker.say_last_progress(now_s)
             process.attached, process.inside, process.state = False, 0, None

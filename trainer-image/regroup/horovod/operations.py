@@ -94,6 +94,15 @@ def _check_op(op: int, process_set: ProcessSet) -> None:
             raise NotImplementedError(refused)
 
 
+def _reduction(
+    tensors: Sequence[torch.Tensor], op: int, name: str | None, process_set: ProcessSet, factors: tuple[float, float]
+) -> Request:
+    """Return the request to reduce tensors. Raises ValueError before `init` and for an operation that does not exist."""
+    world.engine()
+    _check_op(op, process_set)
+    return _request(ALLREDUCE, name, tensors, process_set, op=op, factors=(float(factors[0]), float(factors[1])))
+
+
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -104,11 +113,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce the tensor over all ranks in the background. The tensor is not changed."""
-    op = reduction(op, average)
-    world.engine()
-    _check_op(op, process_set)
-    factors = (float(prescale_factor), float(postscale_factor))
-    return _ask(_request(ALLREDUCE, name, [tensor], process_set, op=op, factors=factors), [tensor])
+    request = _reduction([tensor], reduction(op, average), name, process_set, (prescale_factor, postscale_factor))
+    return _ask(request, [tensor])
 
 
 def allreduce_async_(
@@ -121,11 +127,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce the tensor over all ranks in the background, in place."""
-    op = reduction(op, average)
-    world.engine()
-    _check_op(op, process_set)
-    factors = (float(prescale_factor), float(postscale_factor))
-    return _ask(_request(ALLREDUCE, name, [tensor], process_set, op=op, factors=factors), [tensor], [tensor])
+    request = _reduction([tensor], reduction(op, average), name, process_set, (prescale_factor, postscale_factor))
+    return _ask(request, [tensor], [tensor])
 
 
 def grouped_allreduce_async(
@@ -138,11 +141,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce several tensors as one request. They start once all of them are there on all ranks."""
-    op = reduction(op, average)
-    world.engine()
-    _check_op(op, process_set)
-    factors = (float(prescale_factor), float(postscale_factor))
-    request = _request(ALLREDUCE, name, tensors, process_set, op=op, factors=factors)
+    request = _reduction(tensors, reduction(op, average), name, process_set, (prescale_factor, postscale_factor))
     return _ask(request, tensors, shape_result=list)
 
 
@@ -156,11 +155,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce several tensors as one request, in place."""
-    op = reduction(op, average)
-    world.engine()
-    _check_op(op, process_set)
-    factors = (float(prescale_factor), float(postscale_factor))
-    request = _request(ALLREDUCE, name, tensors, process_set, op=op, factors=factors)
+    request = _reduction(tensors, reduction(op, average), name, process_set, (prescale_factor, postscale_factor))
     return _ask(request, tensors, list(tensors), list)
 
 
