@@ -129,6 +129,18 @@ def test_ranks_that_all_wait_for_different_names_are_stuck() -> None:
     assert not table.is_stuck()
 
 
+def test_rank_that_has_said_goodbye_keeps_nobody_waiting_in_a_process_set_without_it() -> None:
+    table = n.Table(3)
+    for rank in range(3):
+        table.take(rank, n.Request(n.ADD_SET, n.ADD_SET, ranks=(0, 1)))
+    table.leave(2)
+    for rank, name in ((0, "allreduce.a"), (1, "allreduce.b")):
+        assert not table.is_stuck()
+        table.take(rank, ask(name, set_id=1))
+        table.wait(rank, (1, name))
+    assert table.is_stuck()
+
+
 def test_rank_whose_wait_has_ended_is_not_stuck_when_another_asks_for_the_name_again() -> None:
     table = n.Table(2)
     table.take(0, ask("allreduce.w"))

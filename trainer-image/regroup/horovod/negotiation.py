@@ -170,9 +170,8 @@ class Table:
         for key in keys:
             asked, members = self.asked[key], self.sets[key[0]]
             first = _first(asked)
-            if any(
-                rank in self.gone for rank in members
-            ):  # a rank that has said goodbye runs no order, even if it asked
+            # A rank that has said goodbye runs no order, even if it asked.
+            if any(rank in self.gone for rank in members):
                 order = Order(first, SHUT_DOWN)
             elif all(rank in asked or (rank in self.joined and first.kind != JOIN) for rank in members):
                 order = self._order(asked, members)
