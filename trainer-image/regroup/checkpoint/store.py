@@ -292,7 +292,8 @@ def read_data(path: Path, like: Like | None = None, choose: Choose | None = None
     contents = Contents(path)
     with _one_sentence(path):
         tree = contents.tree if choose is None else _chosen(path, contents.tree, choose)
-    tensors = contents.read([one.key for one in stages.stored(tree).values()], like)
+    places = {one.key: place for place, one in stages.stored(tree).items()}  # `choose` may have moved a tensor
+    tensors = contents.read(places, None if like is None else lambda key, shape: like(places[key], shape))
     whole: trees.Tree = stages.with_tensors(tree, tensors)
     return whole
 
@@ -318,7 +319,7 @@ class Contents:
             return torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
 
     def read(self, keys: Iterable[str], like: Like | None = None) -> dict[str, torch.Tensor]:
-        """Return stored tensors by their keys. `like` is that of `read_data`. Raises CheckpointError."""
+        """Return stored tensors by their keys. `like` is that of `read_data`, of the stored key. Raises CheckpointError."""
         with _one_sentence(self._path):
             return self._load(
                 {
