@@ -58,3 +58,19 @@ def test_file_that_ends_too_early_is_one_sentence(tmp_path: Path, kept: float) -
     file.write_bytes(data[: int(len(data) * kept)])
     with pytest.raises(CheckpointError, match=r"^Checkpoint step-1\.g1-a cannot be read \(.*\)\.$"):
         store.read_data(path)
+
+
+def test_like_is_asked_for_the_place_that_a_tensor_has_in_the_chosen_tree(tmp_path: Path) -> None:
+    """A part of a pipeline has other numbers for its parameters than the whole model in the file."""
+    path = written(tmp_path, {"0": torch.zeros(2), "1": torch.ones(3)})
+    asked = []
+
+    def like(place: str, shape: tuple[int, ...]) -> None:
+        asked.append((place, shape))
+
+    def choose(tree: trees.Tree) -> trees.Tree:
+        return {**tree, "model": {"0": tree["model"]["1"]}}
+
+    got = store.read_data(path, like, choose)
+    assert asked == [("model.0", (3,))]
+    assert torch.equal(got["model"]["0"], torch.ones(3))
