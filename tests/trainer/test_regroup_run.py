@@ -291,7 +291,9 @@ def test_ranks_that_do_not_fit_together_fail_the_job_and_are_not_started_again(
     start: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch, odd: str, sentence: str
 ) -> None:
     monkeypatch.setenv("TEST_ODD", odd)
-    run = start("--workers", "2", "--max", "3", "--gpus", "none", str(Path(__file__).parent / "shared_gpu_job.py"))
+    # Both are needed: one that lost the other before it knew why would train to the end alone, while that one still exits.
+    sizes = ("--workers", "2", "--min", "2", "--max", "3")
+    run = start(*sizes, "--gpus", "none", str(Path(__file__).parent / "shared_gpu_job.py"))
     ended = run.wait(lambda s: s.get("phase") == "Failed", "the end")
     failed = _condition(ended, "Failed")
     assert failed["reason"] == "CannotRun"
