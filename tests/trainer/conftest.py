@@ -24,7 +24,7 @@ LONGEST = "test_tutorials.py"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest tests. Leave out what needs FSDP2 where torch is too old for it.
 
-    Such tests name the dimension `shard` in their text or in their parameters.
+    Such tests name the dimension `shard` in their text or in their parameters, or a sample that has it.
     """
     items.sort(key=lambda item: item.path.name != LONGEST)
     if torch_versions.has(torch_versions.FSDP, torch.__version__):
@@ -34,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         in_text = (
             isinstance(item, pytest.Function) and "shard=" in inspect.getsource(item.function).partition("def ")[2]
         )
-        if Path(__file__).parent in item.path.parents and (in_text or "shard=" in item.name or "fsdp" in item.nodeid):
+        named = repr(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+        is_sample = "fsdp" in item.nodeid or "zero1" in item.nodeid
+        if Path(__file__).parent in item.path.parents and (in_text or is_sample or "shard=" in named):
             item.add_marker(skip)
 
 

@@ -80,6 +80,7 @@ def test_killed_rank_gets_its_state_from_another_copy(make_split: Make, alone: A
     ("lose", "victim"), [([1, 2], 0), *(pytest.param([1, 2, 3], i, marks=OTHERS) for i in (None, 0, 1))]
 )
 def test_ranks_without_the_rows(make_split: Make, undisturbed: Any, lose: list[int], victim: int | None) -> None:
+    """The model has the mesh shard=2."""
     groups.test_ranks_without_the_rows_follow_with_what_they_have_reduced(make_split, undisturbed, lose, victim)
 
 
@@ -92,6 +93,7 @@ def test_backward_that_is_cut_off(make_split: Make, alone: Any, mesh: str, numbe
 
 @pytest.mark.parametrize("victim", [3, pytest.param(0, marks=OTHERS)])
 def test_evaluation_that_is_cut_off(make_split: Make, evaluated: Any, victim: int) -> None:
+    """The model has the mesh shard=2."""
     groups.test_an_evaluation_that_is_cut_off_is_repeated_by_all(make_split, evaluated, victim)
 
 

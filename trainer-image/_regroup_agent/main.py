@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import os
 import secrets
 import shutil
@@ -68,7 +69,11 @@ class Agent:
         self._command = list(command)
         # Trainers, their children and the zygote take PYTHONPATH from here.
         self._library = library = bring_library(environ[env.STATE_DIR], log)
-        self._environ = environ = {**hooked_env(environ, library), **temporary_directory(environ[env.STATE_DIR])}
+        self._environ = environ = {
+            **hooked_env(environ, library),
+            **temporary_directory(environ[env.STATE_DIR]),
+            **user_name(),
+        }
         self._processes = _positive(environ, env.PROCESSES)
         self._state = StateFile(environ[env.STATE_DIR])
         saved, lost = self._state.load()
@@ -573,6 +578,18 @@ def temporary_directory(state_dir: str) -> dict[str, str]:
         directory.mkdir(exist_ok=True)
         tempfile.tempdir = str(directory)
         return {"TMPDIR": str(directory)}
+    return {}
+
+
+def user_name() -> dict[str, str]:
+    """Return the variable that names the user, if the user id has no account. The name is the id.
+
+    torch 2.11 asks for a name when it is imported, as other packages do, and a pod may run under any user id.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # KeyError before Python 3.13
+        return {"LOGNAME": str(os.getuid())}
     return {}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import getpass
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from _regroup_agent.launch.command import (
 )
 from _regroup_agent.launch.environment import preload_modules, trainer_env
 from _regroup_agent.launch.frameworks import Place
-from _regroup_agent.main import NEEDED
+from _regroup_agent.main import NEEDED, user_name
 from _regroup_agent.progress import interval_s
 from _regroup_agent.statefile import UNKNOWN, Saved, StateFile
 from _regroup_agent.store_socket import Ports, StoreSocket
@@ -516,3 +518,26 @@ def test_ports_of_processes_are_held_until_they_are_released_and_others_are_held
     with socket.socket() as process:
         process.bind(("127.0.0.1", first[0]))
         process.listen()
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_account", "want"),
+    [
+        ({}, True, {}),
+        ({}, False, {"LOGNAME": str(os.getuid())}),
+        ({"USER": "ana"}, False, {}),
+        ({"LOGNAME": ""}, False, {"LOGNAME": str(os.getuid())}),
+    ],
+)
+def test_user_id_without_account_has_a_name(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], has_account: bool, want: dict[str, str]
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    if not has_account:
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert user_name() == want
+    monkeypatch.setenv("LOGNAME", want.get("LOGNAME") or os.environ.get("LOGNAME", ""))
+    assert getpass.getuser()

@@ -88,17 +88,20 @@ def test_session_under_a_torch_that_is_too_old_is_refused_and_the_agent_hears_wh
     assert says() == [local.CannotRun(1, 3, OLD)]
 
 
+@pytest.mark.parametrize(
+    "prepare", [fsdp.sum_gradients, lambda model: fsdp.Uses(model, print)], ids=["sums", "uses, which come first"]
+)
 def test_model_with_fsdp_under_a_torch_without_its_recovery_is_refused(
-    says: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+    says: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, prepare: Callable[[torch.nn.Module], Any]
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.12.0+cpu")
     model = torch.nn.Linear(1, 1)
-    fsdp.sum_gradients(model)  # one without it may have this torch
+    prepare(model)  # one without it may have this torch
     monkeypatch.setattr(fsdp, "modules_of", lambda _model: iter([model]))
     with pytest.raises(
         regroup.RegroupError, match=r"torch 2\.12\.0\+cpu is older than 2\.13, and the model uses fully_shard"
     ):
-        fsdp.sum_gradients(model)
+        prepare(model)
     (told,) = says()
     assert "fully_shard" in told.message
 

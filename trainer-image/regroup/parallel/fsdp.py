@@ -20,13 +20,19 @@ def modules_of(model: torch.nn.Module) -> Iterator[Any]:
         yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
 
 
+def _served(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield the modules that `fully_shard` was applied to. Raises UsageError where torch is too old for them in a session."""
+    for module in modules_of(model):
+        torch_versions.require_fsdp()
+        yield module
+
+
 def sum_gradients(model: torch.nn.Module) -> None:
     """Make reductions inside the model group sums instead of averages, of all parameters that were gathered.
 
     What a rank has not used counts as zero. Else ranks that have used different ones would sum tensors of different sizes, and
     gloo ends the process. Raises UsageError where torch is too old for it."""
-    for module in modules_of(model):
-        torch_versions.require_fsdp()
+    for module in _served(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_reduce_scatter_unused_params(True)
@@ -36,10 +42,13 @@ class Uses:
     """Watches which split parameters got a gradient on this rank. FSDP2 hands over the sum, which all ranks of the group get."""
 
     def __init__(self, model: torch.nn.Module, on_use: Callable[[torch.Tensor], None]) -> None:
-        """`on_use(split parameter)` is called from autograd for each, before its sum begins."""
+        """`on_use(split parameter)` is called from autograd for each, before its sum begins.
+
+        Raises UsageError where torch is too old for it.
+        """
         self._parameters = [
             parameter
-            for module in modules_of(model)
+            for module in _served(model)
             for group in module._get_fsdp_state()._fsdp_param_groups
             for parameter in group.fsdp_params
         ]
