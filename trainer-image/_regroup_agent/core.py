@@ -254,7 +254,7 @@ class Core:
     def _run_timers(self, now_s: float) -> None:
         worker = self._worker
         if worker.connected and worker.progress.due_s is not None and now_s >= worker.progress.due_s:
-            said = worker.take_progress(now_s)
+            said = worker.progress.take(now_s)
             if said is not None:
                 worker.send(said)
         self._say_script_progress(now_s)
@@ -316,7 +316,7 @@ class Core:
                 if process.attached:
                     worker.tell(process, local.PruneLocally(body.keep))
         elif isinstance(body, wire.ProgressRequest):
-            worker.send(worker.take_progress(now_s) or wire.Changed())
+            worker.send(worker.progress.take(now_s) or wire.Changed())
         elif isinstance(body, wire.Ping):
             worker.send(wire.Changed())
         elif isinstance(body, wire.DumpStacks):

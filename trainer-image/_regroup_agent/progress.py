@@ -88,6 +88,7 @@ class Progress:
             longest_s=message.longest_s,
             times=message.times,
             noise_scale=message.noise_scale,
+            generation=message.generation,
             **kept,
         )
         if first or message.first_step_ms is not None:

@@ -245,14 +245,6 @@ class Worker:
             self.said = self.key()
         self.effects.append(ev.Send(report))
 
-    def take_progress(self, now_s: float) -> wire.Progress | None:
-        """Return the report of the newest commit, and note it as sent.
-
-        None if the commit's generation is not the condition's: the operator would take it for a sign of life of the latter.
-        """
-        said = self.progress.take(now_s)
-        return said if self.progress.generation == self.condition_and_seal()[0].generation else None
-
     def told(self, process: Process, way: str, words: script_progress.Words) -> None:
         """Take in what a script's process says of its progress. The word of a process that is being replaced comes too late."""
         if self.by_session or self.replacing or self.script_cause is not None:
@@ -267,7 +259,7 @@ class Worker:
 
     def say_last_progress(self, now_s: float) -> None:
         """Report a commit that still waits for its time. Called when a process leaves a generation, before reports name another."""
-        said = self.take_progress(now_s) if self.connected and self.progress.due_s is not None else None
+        said = self.progress.take(now_s) if self.connected and self.progress.due_s is not None else None
         if said is not None:
             self.send(said)
 

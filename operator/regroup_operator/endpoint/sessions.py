@@ -149,7 +149,7 @@ def _changed_by(session: AgentSession, report: Report, now_s: float) -> dict[str
     if isinstance(body, Adopted):
         return {"adopted": body, "adopted_generation": generation}
     if isinstance(body, Progress):
-        return _progressed(session, body, generation, now_s)
+        return _progressed(session, body, body.generation or generation, now_s)
     if isinstance(body, ScriptProgress):
         return _script_progressed(session, body, report.condition, now_s)
     if isinstance(body, Fault):

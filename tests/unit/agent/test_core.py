@@ -589,6 +589,15 @@ def test_step_times_are_those_of_the_process_for_which_others_wait(slow_rank: in
     assert (progress.step, progress.times) == (8, Times(0.5, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
+def test_checkpoint_of_a_stop_is_told_although_the_workers_other_process_has_ended() -> None:
+    """The process of rank 0 saves. The others of its worker end at once, and the worker is in no generation then."""
+    drive = Drive(2).session().trains(1, 7).feed(ev.Detached(1, 2)).feed(ev.Exited(1, 2, 0))
+    saved = {"generation": 1, "step": 7, "directory": "step-7"}
+    drive.says(committed(1, 7, checkpoint=saved), 0).feed(ev.Exited(0, 1, 0))
+    (told,) = drive.bodies(wire.Progress)
+    assert (told.generation, told.checkpoint) == (1, saved)
+
+
 def test_noise_scale_is_passed_on() -> None:
     drive = Drive().session().trains(1).says(committed(1, 1, noise_scale=512.0))
     assert [body.noise_scale for body in drive.bodies(wire.Progress)] == [512.0]

@@ -144,6 +144,12 @@ def test_only_a_new_step_dates_progress(second: tuple[int, int], at_s: float) ->
     assert (after.progress_at_s, after.progress_generation) == (at_s, generation)
 
 
+def test_progress_may_name_a_generation_that_the_worker_has_left() -> None:
+    saved = {"generation": 1, "step": 7, "directory": "step-7"}
+    after = session(make_report(Progress(7, generation=1, checkpoint=saved), phase="starting", generation=0))
+    assert (after.progress_generation, after.progress) == (1, Progress(7, generation=1, checkpoint=saved))
+
+
 def test_first_step_of_a_generation_is_remembered_until_the_next() -> None:
     first = Progress(5, first_step_ms=12.0, steps_redone=1)
     after = session(make_report(first), make_report(Progress(6)))

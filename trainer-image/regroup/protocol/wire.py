@@ -91,6 +91,8 @@ class Progress:
     """Times of the process that waits least for others; None before the second step of a generation."""
     noise_scale: Optional[float] = None
     """The gradient noise scale, in the unit of weights; None: it is not measured, or not known yet."""
+    generation: int = 0
+    """Generation of the commit; 0: that of the condition. One process of a worker may have left it when another one has saved."""
 
 
 LOGGED, REPORTED, COUNTED = "Logged", "Reported", "Counted"
