@@ -15,7 +15,7 @@ from regroup.checkpoint import tree as trees
 from regroup.errors import StateError
 from regroup.horovod import world
 from regroup.horovod.elastic import link
-from regroup.horovod.elastic.member import order
+from regroup.horovod.elastic.member import Copy, order
 from regroup.horovod.elastic.sampler import ElasticSampler
 from regroup.horovod.elastic.state import ObjectState, TorchState
 
@@ -165,3 +165,18 @@ def test_scripts_find_states_and_sampler_by_horovods_names(monkeypatch: pytest.M
 )
 def test_holders_of_the_state_have_the_low_ranks(held: list[bool], want: list[int]) -> None:
     assert order(held) == want
+
+
+def test_copy_of_another_process_is_given_to_the_scripts_objects_once() -> None:
+    """It may be in a snapshot that this process began with. Then the process holds the newest state, and its objects do not."""
+    source, target = script(1), script(2)
+    train(source)
+    source.save()
+    copy = Copy()
+    copy.load_state_dict({"tree": source.tree(), "returned": False})
+    copy.give(target)
+    assert bits(target) == bits(source)
+    train(target, 1)
+    later = bits(target)
+    copy.give(target)
+    assert bits(target) == later

@@ -2,7 +2,7 @@
 
 `start` forms torch's default group unless the script has done so, and connects to the coordinator on rank 0. `shutdown` leaves that
 group in place, so that a script may call `hvd.init` again. An elastic process gets its ranks later, and others in each generation
-(`follow`).
+(`follow`). Its world ends with the generation or with the process (`end`), so `shutdown` and `init` in between leave it as it is.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class World:
 
 
 _world: World | None = None
-_is_waiting = False
-"""`start` was called in an elastic process, which gets its ranks once it needs them."""
+_is_open = False
+"""`start` was called, and `shutdown` not since. An elastic process may have no world yet: it gets its ranks once it needs them."""
 attach: Callable[[], None] | None = None
 """Gives an elastic process its first ranks, by `follow`. Set by `elastic`."""
 
@@ -57,10 +57,9 @@ def is_elastic() -> bool:
 
 def start(comm: Iterable[int] | None = None) -> None:
     """Join the world. A second call does nothing until `shutdown`. `comm` is as in `init` of `process_sets`."""
-    global _world, _is_waiting
+    global _world, _is_open
     if is_elastic():
         os.environ["HOROVOD_ELASTIC"] = "1"  # an optimizer of one rank reduces, too: there may be more of them later
-        _is_waiting = True
     elif _world is None:
         if comm is not None and not (isinstance(comm, (list, tuple)) and len(comm) in (0, _number("WORLD_SIZE", 1))):
             raise ValueError(
@@ -70,12 +69,24 @@ def start(comm: Iterable[int] | None = None) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         group = dist.new_group(backend=backend)
         _world = _connect(group, backend)
+    _is_open = True
 
 
 def shutdown() -> None:
-    """Leave the world. A rank that still waits for a collective with this one gets HorovodInternalError."""
-    global _world, _is_waiting
-    _is_waiting = False
+    """Leave the world. A rank that still waits for a collective with this one gets HorovodInternalError.
+
+    An elastic process stays in the world of its generation, since ranks that come later would not leave and join it once
+    more. After another `hvd.init` its collectives go on there.
+    """
+    global _is_open
+    _is_open = False
+    if not is_elastic():
+        end()
+
+
+def end() -> None:
+    """Close the connections of the world, if there is one."""
+    global _world
     if _world is None:
         return
     world, _world = _world, None
@@ -89,23 +100,24 @@ def follow(form: Callable[[], Any], backend: str) -> World:
 
     Raises what `form` does, RuntimeError and OSError.
     """
-    global _world
+    global _world, _is_open
     if _world is not None:
         _world.engine.close()
     _world = _connect(form(), backend, os.environ.get(env.POD_IP) or "127.0.0.1", _RECONNECT_S)
+    _is_open = True
     return _world
 
 
 def is_initialized() -> bool:
     """Return whether `init` was called, and `shutdown` not since."""
-    return _world is not None or _is_waiting
+    return _is_open
 
 
 def current() -> World:
-    """Return the world. Raises ValueError before `init`."""
-    if _world is None and _is_waiting and attach is not None:
+    """Return the world. Raises ValueError before `init` and after `shutdown`."""
+    if _world is None and _is_open and attach is not None:
         attach()
-    if _world is None:
+    if _world is None or not _is_open:
         raise ValueError(NOT_INITIALIZED)
     return _world
 
@@ -199,4 +211,4 @@ def _connect(group: Any, backend: str, own_host: str = "", timeout_s: float = _C
     return World(rank, size, Engine(connection, collectives), collectives, coordinator)
 
 
-atexit.register(shutdown)
+atexit.register(end)

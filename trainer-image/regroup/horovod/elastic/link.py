@@ -49,7 +49,7 @@ def _connect(groups: Groups, order: list[int]) -> None:
 
 
 def _close() -> None:
-    world.shutdown()
+    world.end()
     if _member is not None:
         _member.close()
 

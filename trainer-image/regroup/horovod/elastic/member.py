@@ -21,9 +21,10 @@ from regroup.generation.membership import Stopped
 from regroup.generation.regrouper import Regrouper
 from regroup.generation.watcher import Watcher
 from regroup.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from regroup.progress.busy import BusyStack
 from regroup.progress.reporter import Progress, Reporter
 from regroup.protocol import env, local
-from regroup.protocol.state import StatePair
+from regroup.protocol.state import Busy, StatePair
 from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
@@ -58,12 +59,21 @@ class Copy:
         """`Held.tree`; empty before the first commit."""
         self.returned = False
         """The function of all ranks has returned: nobody calls it again."""
+        self._is_foreign = False
+        """The tree is another rank's, or from a snapshot or checkpoint, and the script's objects do not have it yet."""
+
+    def give(self, state: Held) -> None:
+        """Give the script's objects a copy that another process has made, once."""
+        if self._is_foreign and self.tree:
+            state.load(self.tree)
+        self._is_foreign = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"tree": self.tree, "returned": self.returned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tree, self.returned = state["tree"], state["returned"]
+        self._is_foreign = True
 
 
 class _NoOptimizer:
@@ -121,8 +131,7 @@ class Member:
             self._watcher, self._training, plan, torch.device("cpu"), self._durable, self._memory
         )
         self._reporter = Reporter(self._watcher, plan, self._durable, self._memory)
-        self._must_load = False
-        """The copy is another rank's, or from a snapshot or checkpoint, and the script's objects do not have it yet."""
+        self._busy = BusyStack(self._watcher.send, self._reporter.paused)
         self.is_over = False
         """The job has ended for this process: no generation follows."""
 
@@ -170,10 +179,7 @@ class Member:
             raise StateError(
                 f"{error} A script that fails after its function of hvd.elastic.run has returned is run again there."
             ) from error
-        if membership.over:
-            self._must_load = True
-            return
-        if not is_new:
+        if membership.over or not is_new:
             return
         self._memory.committed()
         self._memory.interval.begin_generation()
@@ -185,7 +191,6 @@ class Member:
         self._durable.is_writer = membership.rank == 0
         if not membership.kept_own_state:
             self._durable.lost()
-            self._must_load = True
         if membership.rolled_back and self._durable.is_writer:
             self._durable.hurry()
         with self._lost():
@@ -201,10 +206,8 @@ class Member:
         return [one.state == self._training.pair and not one.from_snapshot for one in gathering.arrivals]
 
     def load(self, state: Held) -> None:
-        """Give the script's objects a copy that another rank has made."""
-        if self._must_load and self._copy.tree:
-            state.load(self._copy.tree)
-        self._must_load = False
+        """Give the script's objects the copy that the generation continues from, if they lack it."""
+        self._copy.give(state)
 
     def explain(self, error: HorovodInternalError) -> None:
         """Leave the group if `error` comes of a lost rank or a newer generation. Otherwise it is the script's own: raise it."""
@@ -255,8 +258,7 @@ class Member:
             return True
         self._gather(returned=True)
         self._durable.known_by_all = self.step
-        if self._durable.is_writer:
-            self._durable.save_now(self._membership.origin, interrupted=self._membership.must_leave)
+        self._save_now(self._membership.must_leave)
         self._memory.take_last()
         self._reporter.finished(self.step, None)
         outcome = self._membership.wait_end()
@@ -338,10 +340,16 @@ class Member:
 
     def _end(self, outcome: str) -> None:
         """End this process, since the job needs it no more. Raises JobEnded."""
-        if outcome in (local.DRAINED, local.SUSPENDED) and self._durable.is_writer:
-            self._durable.save_now(self._membership.origin, interrupted=lambda: False)
+        if outcome in (local.DRAINED, local.SUSPENDED):
+            self._save_now(lambda: False)
             self._reporter.saved()
         self._close(outcome)
+
+    def _save_now(self, interrupted: Callable[[], bool]) -> None:
+        """Write a checkpoint and wait for it, if this process writes them. The agent knows of the wait, so it counts as no hang."""
+        if self._durable.is_writer:
+            with self._busy.during(Busy.CHECKPOINT, max_s=self._durable.wait_s):
+                self._durable.save_now(self._membership.origin, interrupted=interrupted)
 
     def _close(self, outcome: str) -> None:
         self.is_over = True
