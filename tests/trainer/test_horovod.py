@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.local_run import LocalRun
+from tests.long import only_long
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("horovod_ranks.py")
@@ -91,3 +92,20 @@ def test_sample_is_killed_and_grown_and_reaches_the_end(start: Callable[..., Loc
     assert len(set(begun(3))) == 1
     run.wait(lambda _: "after 300 steps" in run.log.read_text(), "the end", timeout_s=200)
     assert float(re.findall(r"held-out accuracy (\S+)", run.log.read_text())[-1]) > 0.8
+
+
+@only_long("test_script_progress.py has a script of torch that hangs")
+@pytest.mark.timeout(240)
+def test_stopped_process_is_ended_and_all_start_again(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    """The other one waits for it in a collective. The stall check ends no such wait, since a rank may be busy with a checkpoint."""
+    run = start(
+        *("--framework", "Horovod", "--workers", "2", "--hang-seconds", "5"),
+        *("--progress-log", r"^step (?P<step>\d+)  loss (?P<loss>\S+)"),
+        *(sys.executable, str(SAMPLE), "--checkpoint", str(tmp_path / "mnist.pt"), "--steps", "150", "--pace", "0.1"),
+    )
+    run.wait(lambda _: "step 20 " in run.log.read_text(), "a checkpoint", timeout_s=120)
+    os.kill(run.trainers()["local-worker-1-0"], signal.SIGSTOP)
+    run.wait(lambda _: len(BEGINS.findall(run.log.read_text())) == 4, "both processes again", timeout_s=120)
+    assert min(int(step) for *_, step in BEGINS.findall(run.log.read_text())[2:]) >= 20
+    last = run.wait(lambda s: s.get("phase") == "Succeeded", "the end", timeout_s=120)
+    assert [(one["cause"], one["culprit"]) for one in last["incidents"]] == [("Hung", "1")]
