@@ -114,7 +114,7 @@ def unwrap(text: str, value_of: Callable[[str], str | None]) -> Unwrapped | None
     for one in shell.commands(text):
         words = list(one.words)
         first = words[0]
-        if launch is not None or one.depth or one.end not in ("", "\n", ";", "&&"):
+        if launch is not None or one.depth or one.end not in ("", "\n", ";", "&&") or one.patterns or one.braces:
             return None
         if first == "export" or all(map(shell.is_assignment, words)):
             for word in words:

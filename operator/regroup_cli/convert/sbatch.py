@@ -301,6 +301,7 @@ def _read(command: shell.Command, script: _Script, ledger: Ledger, starts: Calla
             raise SpecError(f"{line} starts a second program, and a job has one. Convert a script for each.")
         if before:
             _assign(before, True, script, line)
+        _check_patterns(command, line)
         _launch(words, script, line, ledger)
     else:
         line.dropped(
@@ -362,6 +363,19 @@ def _by_python(words: list[str]) -> bool:
     return bool(words) and words[0].rpartition("/")[2].startswith("python")
 
 
+def _check_patterns(command: shell.Command, line: Field) -> None:
+    """Refuse or name words that a shell replaces: Regroup starts the program without one."""
+    if command.braces:
+        raise SpecError(
+            f"{line} has {', '.join(command.braces)}, which a shell makes several words of. Write these words."
+        )
+    if command.patterns:
+        line.note(
+            f"Regroup passes {', '.join(command.patterns)} as written. A shell replaces a pattern by the files that fit, if there "
+            "are any. If your script needs that, let srun start bash -c 'python train.py ...'."
+        )
+
+
 def _launch(words: list[str], script: _Script, line: Field, ledger: Ledger) -> None:
     """Read the command that starts the program, with the options of srun."""
     if words[0].rpartition("/")[2] == "srun":
@@ -375,7 +389,9 @@ def _launch(words: list[str], script: _Script, line: Field, ledger: Ledger) -> N
         words = words[1:] if words[:1] == ["--"] else words
     text = shell.text_of(words)
     if text is not None:
-        inner = [list(one.words) for one in shell.commands(text) if one.words[0] not in _LOGGING]
+        commands = [one for one in shell.commands(text) if one.words[0] not in _LOGGING]
+        needs_shell = any(one.patterns or one.braces for one in commands)
+        inner = [] if needs_shell else [list(one.words) for one in commands]
         sets = [words_ for words_ in inner if words_[0] == "export" or all(map(shell.is_assignment, words_))]
         inner = [words_ for words_ in inner if words_ not in sets]
         if len(inner) == 1:

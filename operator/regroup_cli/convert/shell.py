@@ -15,6 +15,7 @@ from regroup_operator.api import SpecError
 LITERAL = "\ue000"
 """Stands for a dollar that the shell does not expand."""
 SHELLS = ("sh", "bash", "dash", "zsh")
+_BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _OPENS = frozenset({"if", "for", "while", "until", "case", "{", "function"})
 CLOSES = frozenset({"fi", "done", "esac", "}"})
@@ -33,17 +34,23 @@ class Command:
     """The operator behind it; "" or a line end where it stands alone."""
     depth: int = 0
     """Number of loops and conditions around it."""
+    patterns: tuple[str, ...] = ()
+    """Words that the shell replaces by the files that they fit, if there are any: those with *, ? or [ outside of quotes."""
+    braces: tuple[str, ...] = ()
+    """Words that the shell makes several words of, such as {a,b}."""
 
 
 def commands(text: str) -> Iterator[Command]:
     """Yield the simple commands of a text. Raises SpecError for a quote without end and for a here-document."""
     words: list[str] = []
+    raw: list[str] = []
     start, begin, depth = 1, 0, 0
     for kind, word, line, at in _tokens(text):
         if kind == "word":
             if not words:
-                start, begin = line, at[0]
+                start, begin, raw = line, at[0], []
             words.append(word)
+            raw.append(text[at[0] : at[1]])
             continue
         if not words:
             continue
@@ -52,8 +59,15 @@ def commands(text: str) -> Iterator[Command]:
             inner = 1
         else:
             inner = depth
-        yield Command(tuple(words), start, text[begin : at[0]].strip(), word, max(inner, 0))
+        patterns = tuple(one for one in raw if re.search(r"[*?[]", _unquoted(one)))
+        braces = tuple(one for one in raw if _BRACES.search(_unquoted(one)))
+        yield Command(tuple(words), start, text[begin : at[0]].strip(), word, max(inner, 0), patterns, braces)
         words = []
+
+
+def _unquoted(raw: str) -> str:
+    """Return the part of a word in which a shell looks for patterns: no quotes, escapes, variables and commands."""
+    return re.sub(r"\\.|'[^']*'|\"(\\.|[^\"\\])*\"|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`|\$[*?]", "", raw, flags=re.DOTALL)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
@@ -109,6 +123,8 @@ def _word(text: str, at: int, line: int) -> tuple[str, int]:
             one in " \t\r\n;&|<>" or (one in "()" and not out.endswith(("=", "(")) and text[at : at + 2] != "()")
         ):
             break
+        elif not quote and one == "~" and _is_home(text, at, out):
+            out += "$HOME"
         elif not quote and text.startswith("=(", at):
             end = _closing(text, at)
             out += text[at:end]
@@ -120,6 +136,12 @@ def _word(text: str, at: int, line: int) -> tuple[str, int]:
     if quote:
         raise SpecError(f"line {line} opens a quote ({quote}) that does not end. Close it.")
     return out, at
+
+
+def _is_home(text: str, at: int, before: str) -> bool:
+    """Return whether a tilde is the home directory: it begins a word or a value, and a slash or the end follows."""
+    starts = not before or (before.endswith("=") and is_assignment(before))
+    return starts and (at + 1 == len(text) or text[at + 1] in "/ \t\r\n;&|<>()")
 
 
 def _closing(text: str, at: int) -> int:

@@ -101,6 +101,21 @@ def test_signal_before_the_end_is_a_graceful_stop(signal: str, wanted: dict[str,
         pytest.param("srun -l nvidia-smi -L\nsrun python t.py", ["python", "t.py"], 4, id="a look at the GPUs before"),
         pytest.param("LR=1 srun python t.py $LR", ["python", "t.py", "1"], 4, id="a variable before srun"),
         pytest.param("python t.py > log 2>&1 &\nwait", ["python", "t.py"], 4, id="redirections and background"),
+        pytest.param(
+            "srun bash -c 'python t.py data/*.bin'",
+            ["bash", "-c", "python t.py data/*.bin"],
+            4,
+            id="a shell for its patterns",
+        ),
+        pytest.param(
+            "srun python t.py '~/a' \"{a,b}\" \\*.bin a~b",
+            ["python", "t.py", "~/a", "{a,b}", "*.bin", "a~b"],
+            4,
+            id="quoted",
+        ),
+        pytest.param(
+            "HOME=/h\nsrun python ~/t.py --in=~", ["python", "/h/t.py", "--in=~"], 4, id="a home that is known"
+        ),
     ],
 )
 def test_command(body: str, command: list[str], processes: int | None) -> None:
@@ -123,6 +138,9 @@ def test_command(body: str, command: list[str], processes: int | None) -> None:
         ("cp a b", Verdict.DROPPED, None),
         ("for i in 1 2; do cp $i b; done", Verdict.DROPPED, None),
         ("cd /src", Verdict.MAPPED, None),
+        ("cd ~/src", Verdict.DROPPED, None),
+        ("export A=~/data", Verdict.DROPPED, None),
+        ("cp *.py b", Verdict.DROPPED, None),
     ],
 )
 def test_every_line_has_a_finding(line: str, verdict: Verdict, env: list[dict[str, str]] | None) -> None:
@@ -141,6 +159,9 @@ def test_every_line_has_a_finding(line: str, verdict: Verdict, env: list[dict[st
         ("srun torchrun a.py\nsrun torchrun b.py", "starts a second program"),
         ("for i in 1 2; do\nsrun torchrun a.py\ndone", "in a loop or a condition"),
         ("srun torchrun train.py $HOME", "uses \\$HOME, which only a shell"),
+        ("srun python ~/train.py", "uses \\$HOME, which only a shell"),
+        ("srun python train.py --in shard-{0..7}.bin", r"has shard-\{0..7\}.bin, which a shell makes several words of"),
+        ("python {a,b}.py", r"has \{a,b\}.py, which a shell makes several words of. Write these words"),
         ("cat <<EOF\na\nEOF", "here-document"),
         ("srun torchrun 'train.py", "opens a quote"),
         ("srun --ntasks=2", "no program behind srun"),
@@ -152,6 +173,23 @@ def test_every_line_has_a_finding(line: str, verdict: Verdict, env: list[dict[st
 def test_a_script_that_cannot_be_converted_is_one_sentence(body: str, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence):
         converted(body=body)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("data/*.bin", ["data/*.bin"]),
+        ("--layers=[1,2] part-?", ["--layers=[1,2]", "part-?"]),
+        ("--layers='[1,2]' \"$A\"'*' a\\?", []),
+        ("${A[0]}", []),
+    ],
+)
+def test_patterns_for_files_are_passed_as_they_are_with_a_word_on_it(words: str, named: list[str]) -> None:
+    """A shell, too, passes a pattern that fits no file, as of options that are lists."""
+    found = converted(body=f"A=1\nsrun python train.py {words}".replace("${A[0]}", "${A:-[0]}"))
+    notes = [one.sentence for one in found.findings if "A shell replaces" in one.sentence]
+    assert len(notes) == bool(named)
+    assert all(f"Regroup passes {', '.join(named)} as " in note for note in notes)
 
 
 def test_image_is_that_of_the_command_line_or_of_pyxis() -> None:
