@@ -6,8 +6,7 @@ The package parses arguments, starts local processes and prints; the operator's 
   job.
 - `run.py` is `regroup run`. `local.py` implements the controller's ports for processes on this machine.
 - `plugin.py` is `kubectl regroup`. `explain.py` makes the texts of both commands from the views of `regroup_client`.
-- `logs.py` is `logs` of both: `pod_logs.py` reads those of pods, and `local_logs.py` keeps and reads those of local workers.
-- `local_jobs.py` finds the jobs of this machine, and whether they still run.
+- `logs.py` is `logs` of both. `local_logs.py` keeps what local workers write.
 - `convert/` is `regroup convert`, which writes the jobs of other operators as ours.
 - `verbs.py` has the commands that both share, `screen.py` draws one job on a terminal, and `live_run.py` is the terminal of
   `regroup run`.

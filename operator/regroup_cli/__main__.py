@@ -9,13 +9,12 @@ import sys
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
-from regroup_cli import completion, local_jobs, logs, submit, verbs
+from regroup_cli import completion, local, logs, submit, verbs
 from regroup_cli.convert import command as converting
-from regroup_cli.local_logs import LocalLogs
-from regroup_cli.pod_logs import Wanted
+from regroup_cli.plugin import UNREACHABLE
 from regroup_cli.streams import guarded
-from regroup_client import views
-from regroup_client.errors import ClientError, SubmitError
+from regroup_client.errors import ClientError, JobError, LostError, SubmitError
+from regroup_client.local_jobs import LocalJobs, local_views
 from regroup_client.log_streams import LogsError
 from regroup_operator.api import SpecError
 from regroup_operator.model.records import Settings
@@ -326,7 +325,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code. A user's error is one sentence and exit code 2."""
     given = sys.argv[1:] if argv is None else argv
     if given[:2] == ["complete", "--"]:  # asked by the shell's function
-        names = (view.name for view in local_jobs.LocalJobs().all())
+        names = (view.name for view in local_views())
         print("\n".join(completion.words(parser(), given[2:], lambda: names)))
         return 0
     rest: list[str] = []
@@ -357,34 +356,16 @@ def main(argv: list[str] | None = None) -> int:
             print(completion.SCRIPTS[args.shell], end="")
             return 0
         if args.command == "logs":
-            return _logs(args)
-        return verbs.run(local_jobs.LocalJobs(), args)
+            return logs.show(
+                LocalJobs(local.edit), args, lambda said: print(f"regroup: {said}", file=sys.stderr), LOOK_S
+            )
+        return verbs.run(LocalJobs(local.edit), args)
     except (SpecError, ClientError) as error:
         for line in str(error).splitlines():
             print(f"regroup: {line}", file=sys.stderr)
-        return 2 if isinstance(error, (SpecError, SubmitError)) else 1
-
-
-def _logs(args: argparse.Namespace) -> int:
-    directory = local_jobs.find(args.job)
-
-    last: list[views.Object] = []
-
-    def look() -> tuple[views.Object, bool]:
-        try:
-            job = local_jobs.as_it_is(directory, local_jobs.open_job(str(directory))[1])
-        except SpecError as error:
-            if last:  # the run has ended, and has removed its directory
-                return last[0], False
-            raise LogsError(str(error)) from None
-        last[:] = [job]
-        return job, views.state(job) not in (*views.ENDED, local_jobs.KILLED)
-
-    try:
-        reader = LocalLogs(directory, look, Wanted(args.slot, args.rank, args.all_attempts))
-        return logs.show(reader, args, lambda said: print(f"regroup: {said}", file=sys.stderr), LOOK_S)
-    except LogsError as error:
-        raise SpecError(str(error)) from None
+        if isinstance(error, LostError):
+            return UNREACHABLE
+        return 2 if isinstance(error, (SpecError, SubmitError, JobError, LogsError)) else 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 ASK_S = 3.0
 """Longest wait for the names of jobs."""
+RESOURCE = "distributedtrainingjobs.regroup.dev"
 NO_FILES, FILES = 4, 0
 """Directives of kubectl's protocol: whether the shell completes file names if there are no words."""
 NAMES = ("JOB", "DIR")
@@ -95,9 +96,10 @@ def _cluster_jobs(given: Sequence[str]) -> list[str]:
     plugin.add_where(parser)
     try:
         args, _ = parser.parse_known_args(list(given))
-        command = plugin.Kubectl(args).command(
-            "get", plugin.RESOURCE, "--output=name", f"--request-timeout={ASK_S:.0f}s"
-        )
+        where = plugin.target(args)
+        options = [f"--namespace={where.namespace}"] if where.namespace else []
+        command = ["kubectl", "get", RESOURCE, "--output=name", f"--request-timeout={ASK_S:.0f}s"]
+        command += [*where.options(), *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=2 * ASK_S, check=False)
     except (argparse.ArgumentError, OSError, subprocess.SubprocessError, SystemExit):
         return []

@@ -14,7 +14,6 @@ import fcntl
 import hmac
 import json
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -31,11 +30,15 @@ from typing import Any, TextIO
 from regroup.protocol import env
 from regroup_cli import local_logs
 from regroup_cli.gpus import Shares
+from regroup_client import local_jobs
+from regroup_client.errors import JobError
+from regroup_client.jobs import Verb
 from regroup_client.log_lines import Worker
 from regroup_operator.api import (
     ConflictError,
     Job,
     SpecError,
+    StatusError,
     UnavailableError,
     check_change,
     parse_job,
@@ -64,15 +67,9 @@ class FileStore:
     def read(self) -> dict[str, Any]:
         """Return the job's object. Raises UnavailableError if the file cannot be read as one."""
         try:
-            data: dict[str, Any] = json.loads(self.path.read_text())
-            why = _lack(data)
-        except OSError as error:
-            why = error.strerror or str(error)
-        except (ValueError, RecursionError) as error:
-            why = str(error)
-        if why:
-            raise UnavailableError(f"{self.path} cannot be read as a job ({why}).")
-        return data
+            return local_jobs.read_file(self.path)
+        except JobError as error:
+            raise UnavailableError(str(error)) from None
 
     def create(self, raw: dict[str, Any]) -> None:
         """Write the first version."""
@@ -131,19 +128,33 @@ class FileStore:
             yield
 
 
-def _lack(data: Any) -> str:
-    """Return why an object is no job as `FileStore` writes it, or "" if it is one."""
-    if not isinstance(data, dict):
-        return "it is no object"
-    metadata = data.get("metadata")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
-        return "it has no metadata.name"
-    for name in ("resourceVersion", "generation"):
-        if re.fullmatch(r"\d{1,18}", str(metadata.get(name))) is None:
-            return f"its metadata.{name} is no number"
-    if not isinstance(data.get("spec"), dict):
-        return "it has no spec"
-    return "" if isinstance(data.get("status", {}), dict) else "its status is no object"
+_VERBS: dict[Verb, str] = {"scale": "Resize", "suspend": "Suspend", "resume": "Resume"}
+
+
+def edit(directory: Path, verb: Verb, patch: Mapping[str, Any]) -> None:
+    """Merge a patch into the spec of a local job, as the API server does. Raises SpecError if the new spec breaks a rule."""
+    store = FileStore(directory / local_jobs.FILE)
+    try:
+        parse_job(store.read())
+    except (SpecError, StatusError) as error:
+        raise SpecError(f"{store.path} has been changed, and is no job any more: {error}") from None
+    try:
+        store.change_spec(lambda spec: merge(spec, patch))
+    except UnavailableError as error:  # the job has ended meanwhile
+        raise SpecError(f"{error} Start the job again.") from None
+    except OSError as error:
+        raise SpecError(
+            f"DIR ({directory}) cannot be written to ({error.strerror}). {_VERBS[verb]} the job as the user who started it."
+        ) from None
+
+
+def merge(spec: dict[str, Any], patch: Mapping[str, Any]) -> None:
+    """Merge a patch into a spec in place, as the API server does."""
+    for name, value in patch.items():
+        if isinstance(value, Mapping):
+            merge(spec.setdefault(name, {}), value)
+        else:
+            spec[name] = value
 
 
 @dataclass

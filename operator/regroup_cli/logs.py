@@ -1,4 +1,4 @@
-"""`logs` of both commands: its options, and what it prints. The logs come from pod_logs.py or from local_logs.py."""
+"""`logs` of both commands: its options, and what it prints. The logs come from Jobs of a cluster or of this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from regroup_client.jobs import Jobs, Wanted
 from regroup_client.log_lines import duration, shown
-from regroup_client.log_streams import REFRESH_S, Choice, Follower, LogsError, Reader, read
+from regroup_client.log_streams import REFRESH_S, Choice, Follower, read
 
 TAIL = 20
 DESCRIPTION = (
@@ -57,11 +58,14 @@ def tail_of(args: argparse.Namespace) -> int | None:
     return None if whole else TAIL
 
 
-def show(reader: Reader, args: argparse.Namespace, warn: Callable[[str], None], refresh_s: float = REFRESH_S) -> int:
-    """Print the lines and return the exit code. Raises LogsError.
+def show(jobs: Jobs, args: argparse.Namespace, warn: Callable[[str], None], refresh_s: float = REFRESH_S) -> int:
+    """Print the lines and return the exit code. Raises ClientError.
 
     `refresh_s`: time between two looks at which workers there are.
     """
+    since_s = None if args.since is None else int(args.since.total_seconds())
+    wanted = Wanted(args.slot, args.rank, args.all_attempts, getattr(args, "previous", False))
+    reader = jobs.logs(args.job, wanted, since_s)
     since_ns = 0 if args.since is None else time.time_ns() - int(args.since.total_seconds() * 10**9)
     choice = Choice(args.rank, since_ns, args.grep)
     tail = tail_of(args)
@@ -101,4 +105,4 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression ({error})") from None
 
 
-__all__ = ["DESCRIPTION", "LogsError", "add_arguments", "has_colour", "show", "tail_of"]
+__all__ = ["DESCRIPTION", "add_arguments", "has_colour", "show", "tail_of"]

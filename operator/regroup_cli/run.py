@@ -21,8 +21,9 @@ from _regroup_agent.launch.command import python_command, uses_library
 from _regroup_agent.launch.program import guess
 from regroup import torch_versions
 from regroup.protocol import launchers
-from regroup_cli import gpus, live_run, local_jobs
+from regroup_cli import gpus, live_run
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
+from regroup_client import local_jobs
 from regroup_operator.api import SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller, Options, Ports, Turns
@@ -302,7 +303,7 @@ async def run(args: argparse.Namespace) -> int:
     check_torch(command, torch_version(command))
     shares = _shares(args)
     directory = Path(args.state_dir or _temporary())
-    store = FileStore(directory / "job.json")
+    store = FileStore(directory / local_jobs.FILE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if store.path.exists():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from regroup_cli import plugin
 from regroup_cli.convert.documents import as_yaml
 from regroup_cli.verbs import say
 from regroup_client import creation, submission, views
-from regroup_client.access import Target, connect
-from regroup_client.api import JOBS, Api
-from regroup_client.errors import ApiError, SubmitError
+from regroup_client.access import connect
+from regroup_client.api import Api
+from regroup_client.cluster_jobs import ClusterJobs
+from regroup_client.errors import ApiError, LostError, SubmitError
 from regroup_client.submission import Choices, Objects
 from regroup_operator.api import parse_job
 
@@ -37,8 +37,6 @@ EPILOG = (
     "wrong, 130 after Ctrl-C. Example: regroup submit train.py --image pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime --workers 4 "
     "--gpus 1 -- --epochs 10"
 )
-WATCH_S = 240
-"""Length of one watch. The next one begins with the job as it is, so that a lost connection is noticed."""
 _CONTROLS = ("command", "script", "args", "namespace", "context", "kubeconfig", "dry_run", "save", "detach")
 """Options that a manifest may go with."""
 
@@ -90,7 +88,7 @@ def run(args: argparse.Namespace, defaults: argparse.Namespace) -> int:
         _save(objects, args.save)
         return 0
     say(_shown(objects))
-    with connect(Target(args.namespace, args.context, args.kubeconfig)) as api:
+    with connect(plugin.target(args)) as api:
         if args.dry_run:
             creation.check(api, objects)
             say("# The API server accepts this. Nothing was created.")
@@ -115,7 +113,7 @@ def _objects(args: argparse.Namespace, defaults: argparse.Namespace) -> Objects:
         raise SubmitError(f"SCRIPT ({script}) ends neither in .py nor in .yaml. Give a Python script, or a manifest.")
     if not args.image:
         raise SubmitError("--image is missing. Give an image with python3 and what the script imports, such as torch.")
-    path, files = _files(script, args.directory)
+    path, files = submission.travelling(script, args.directory)
     choices = Choices(
         name=submission.job_name(script.stem) if args.name is None else args.name,
         image=args.image,
@@ -136,20 +134,6 @@ def _objects(args: argparse.Namespace, defaults: argparse.Namespace) -> Objects:
         namespace=args.namespace or "",
     )
     return submission.objects(choices, files)
-
-
-def _files(script: Path, directory: str | None) -> tuple[str, submission.Files]:
-    """Return the path of the script in what travels, and the files. Raises SubmitError."""
-    try:
-        from regroup_client import bundle
-    except ModuleNotFoundError as error:  # the other commands do without
-        raise SubmitError(
-            f"The package {error.name} is missing. Install regroup-training with the extra cli, or run make venv in a checkout."
-        ) from None
-    if directory is None:
-        return script.name, bundle.script_files(script)
-    files = bundle.directory_files(Path(directory))
-    return bundle.path_in(Path(directory), script), files
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -203,15 +187,15 @@ def _follow(api: Api, name: str, namespace: str) -> int:
     """Print a line for each change until the job trains or ends, and return the exit code."""
     said = ""
     try:
-        for job in _changes(api, name, namespace):
+        for job in ClusterJobs(api.in_namespace(namespace)).changes(name):
             line, state = views.line(job), views.state(job)
             if line != said:
                 say(f"{time.strftime('%H:%M:%S')}  {line}")
                 said = line
-            if state == "Suspended" or state in views.ENDED or _trains(job):
+            if state == "Suspended" or state in views.ENDED or views.trains(job):
                 break
-    except (KeyboardInterrupt, ApiError) as error:
-        if getattr(error, "status", 0) != 404:
+    except (KeyboardInterrupt, ApiError, LostError) as error:
+        if not isinstance(error, ApiError) or not error.is_final:
             say(f"The job goes on. To look at it: kubectl regroup watch {name} -n {namespace}")
         raise
     if state == "Failed":
@@ -221,23 +205,3 @@ def _follow(api: Api, name: str, namespace: str) -> int:
         f"To follow it: kubectl regroup watch {name} -n {namespace}, and kubectl regroup logs {name} -n {namespace} --follow"
     )
     return 0
-
-
-def _trains(job: dict[str, Any]) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Training" and one["status"] == "True" for one in conditions)
-
-
-def _changes(api: Api, name: str, namespace: str) -> Iterator[dict[str, Any]]:
-    """Yield the job as it is, and after each change. Raises ApiError if it was deleted."""
-    while True:
-        is_there = False
-        for event in api.watch(JOBS, namespace, fieldSelector=f"metadata.name={name}", timeoutSeconds=str(WATCH_S)):
-            if event["type"] == "DELETED":
-                break
-            is_there = True
-            yield event["object"]
-        else:
-            if is_there:
-                continue
-        raise ApiError(404, "NotFound", f"The job {name} was deleted.")

@@ -1,7 +1,7 @@
 """Commands that `regroup` and `kubectl regroup` have in common, with the same words, options and exit codes.
 
-A `Jobs` finds jobs and changes them: those of a cluster (plugin.py) or of this machine (local_jobs.py). This module parses the
-options and prints. Texts of a job may quote its output, so `say` takes out what could steer a terminal.
+`Jobs` of regroup_client finds jobs and changes them: those of a cluster or of this machine. This module parses the options and
+prints. Texts of a job may quote its output, so `say` takes out what could steer a terminal.
 """
 
 from __future__ import annotations
@@ -10,43 +10,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from regroup_cli import explain, screen
 from regroup_client import views
+from regroup_client.jobs import Jobs, change, last_hang
 from regroup_client.log_lines import clean
-from regroup_client.views import JobView, Object
+from regroup_client.views import JobView, counted
 
 EXIT_CODES = (
     "Exit code: 0 if it succeeds, 1 if the cluster or the job's state does not let it, 2 if the arguments are wrong, 3 if what is "
     "followed has been out of reach for 60 s, 130 after Ctrl-C."
 )
-
-
-class Jobs(Protocol):
-    """Jobs of a cluster or of this machine. Each method may raise the error that its command prints as one sentence."""
-
-    def all(self) -> list[JobView]:
-        """Return the jobs, without what their pods and events say."""
-
-    def look(self, job: str) -> JobView:
-        """Return all that is known of a job."""
-
-    def read(self, job: str) -> Object:
-        """Return the job's object."""
-
-    def changes(self, job: str) -> Iterator[Object]:
-        """Yield the job's object as it is, and after each change. It ends only where the job was deleted or is out of reach."""
-
-    def change(self, job: str, verb: str, patch: Mapping[str, Any]) -> int:
-        """Merge a patch into the job's spec, and return the exit code. `verb` is for sentences, such as "suspend"."""
-
-    def delete(self, job: str) -> int:
-        """Delete a job of a cluster, or end one of this machine. Return the exit code."""
-
-    def refuse(self, sentence: str) -> Exception:
-        """Return the error that is printed as one sentence."""
 
 
 def add_parsers(commands: Any, job: str, job_help: str) -> dict[str, argparse.ArgumentParser]:
@@ -146,22 +122,21 @@ def _watch(jobs: Jobs, args: argparse.Namespace) -> int:
 
 
 def _stacks(jobs: Jobs, args: argparse.Namespace) -> int:
-    incidents = (jobs.read(args.job).get("status") or {}).get("incidents") or ()
-    hung = next((one for one in reversed(incidents) if one.get("stacks")), None)
-    if hung is None:
-        raise jobs.refuse(f"No hang of the job {args.job} is among its last incidents. `why` says what it waits for.")
+    hung = last_hang(jobs, args.job)
     say("\n".join([f"{hung['at']}, before generation {hung['generation']}: {hung['decision']}", *hung["stacks"]]))
     return 0
 
 
 def _change(jobs: Jobs, args: argparse.Namespace) -> int:
-    state = views.state(jobs.read(args.job))
-    if state in (*views.ENDED, "Killed"):
-        word = {"scale": "resized", "suspend": "suspended", "resume": "resumed"}[args.command]
-        raise jobs.refuse(f"The job {args.job} has ended ({state}): it cannot be {word}. Start it again.")
-    if args.command == "scale":
-        return jobs.change(args.job, "scale", {"replicas": args.replicas})
-    return jobs.change(args.job, args.command, {"runPolicy": {"suspend": args.command == "suspend"}})
+    change(jobs, args.job, args.command, getattr(args, "replicas", 0))
+    wanted = f"{counted(args.replicas, 'worker')} wanted" if args.command == "scale" else f"{args.command} is asked for"
+    say(f"regroup: {wanted}")
+    return 0
+
+
+def _delete(jobs: Jobs, args: argparse.Namespace) -> int:
+    say(f"regroup: {jobs.delete(args.job)}")
+    return 0
 
 
 _COMMANDS: dict[str, Callable[[Jobs, argparse.Namespace], int]] = {
@@ -173,6 +148,6 @@ _COMMANDS: dict[str, Callable[[Jobs, argparse.Namespace], int]] = {
     "scale": _change,
     "suspend": _change,
     "resume": _change,
-    "delete": lambda jobs, args: jobs.delete(args.job),
+    "delete": _delete,
 }
 NAMES = tuple(_COMMANDS)

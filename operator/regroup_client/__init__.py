@@ -3,7 +3,8 @@
 - `views.py` says what a client shows of a job: from its object, its pods and its events. The command line, the page and the
   Python client show the same.
 - `log_lines.py` makes log lines readable and puts those of several workers in order.
-- `log_streams.py` reads the logs of several workers at once, from anything that has them.
+- `log_streams.py` reads the logs of several workers at once, from anything that has them: `pod_logs.py` or `local_logs.py`.
+- `jobs.py` says what can be done with a job. `cluster_jobs.py` does it in a cluster, and `local_jobs.py` on this machine.
 - `errors.py` has the exceptions. Each message is one sentence for the user.
 - `access.py` finds the way to the API server: `kubectl proxy` on a socket, or the service account of a pod.
 - `api.py` has the requests: read, list, watch, stream, apply, patch, delete.

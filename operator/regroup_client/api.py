@@ -141,11 +141,33 @@ class Stream:
             yield rest
 
     def close(self) -> None:
-        """End the answer."""
+        """End the answer. A second call does nothing."""
         self._closed = True
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         self._connection.close()
+
+
+class Asked:
+    """A request for a stream that was sent. The answer may be read later, so that many requests are on their way at once."""
+
+    def __init__(self, connection: http.client.HTTPConnection, answer: Callable[[], http.client.HTTPResponse]) -> None:
+        self._connection, self._answer, self._socket = connection, answer, connection.sock
+
+    def stream(self) -> Stream:
+        """Wait for the begin of the answer, and return it. After its begin there is no time limit. Raises ApiError."""
+        response = self._answer()
+        if response.status != 200:
+            with contextlib.closing(self._connection):
+                raise _refused(response.status, _body(response.read()))
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(None)
+        return Stream(self._connection, response)
+
+    def close(self) -> None:
+        """End the request. It wakes a thread that waits for the answer."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class Api:
@@ -155,6 +177,10 @@ class Api:
         """Take a route, and the namespace that is meant if a call names none."""
         self._route = route
         self.namespace = namespace
+
+    def in_namespace(self, namespace: str) -> Api:
+        """Return the same API server, with another namespace for calls that name none."""
+        return Api(self._route, namespace)
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Return one object."""
@@ -189,7 +215,11 @@ class Api:
 
     def log(self, pod: str, namespace: str | None = None, **query: str) -> Stream:
         """Return the log of a pod as a stream. `query` has container, follow, previous, sinceSeconds, tailLines, timestamps."""
-        return self.stream(PODS.path(namespace or self.namespace, pod, "log"), query)
+        return self.ask_log(pod, namespace, **query).stream()
+
+    def ask_log(self, pod: str, namespace: str | None = None, **query: str) -> Asked:
+        """Ask for the log of a pod, as `log` does, and do not wait for the answer."""
+        return self.ask(PODS.path(namespace or self.namespace, pod, "log"), query)
 
     def apply(self, kind: Kind, item: Object, *, dry_run: bool = False, force: bool = False) -> Object:
         """Apply an object on the server, and return what is stored. A dry run checks everything and stores nothing."""
@@ -224,15 +254,14 @@ class Api:
             if error.status not in (404, 409):  # 409: another UID
                 raise
 
+    def ask(self, path: str, query: Mapping[str, str] | None = None) -> Asked:
+        """Send GET `path`, and do not wait for the answer."""
+        connection = self._send("GET", path, query, None, "")
+        return Asked(connection, lambda: self._answer(connection))
+
     def stream(self, path: str, query: Mapping[str, str] | None = None) -> Stream:
         """Return the answer to GET `path` as a stream. After its begin there is no time limit."""
-        connection, response = self._open("GET", path, query, None, "")
-        if response.status != 200:
-            with contextlib.closing(connection):
-                raise _refused(response.status, _body(response.read()))
-        if connection.sock is not None:
-            connection.sock.settimeout(None)
-        return Stream(connection, response)
+        return self.ask(path, query).stream()
 
     def _json(
         self,
@@ -242,7 +271,8 @@ class Api:
         body: Object | None = None,
         content: str = "",
     ) -> Object:
-        connection, response = self._open(verb, path, query, body, content)
+        connection = self._send(verb, path, query, body, content)
+        response = self._answer(connection)
         with contextlib.closing(connection):
             try:
                 answer = response.read()
@@ -252,16 +282,23 @@ class Api:
             raise _refused(response.status, _body(answer))
         return _parsed(answer)
 
-    def _open(
+    def _send(
         self, verb: str, path: str, query: Mapping[str, str] | None, body: Object | None, content: str
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    ) -> http.client.HTTPConnection:
         connection, headers = self._route.open(TIMEOUT_S)
         data = None if body is None else json.dumps(body).encode()
         sent = {"Accept": "application/json", **headers}
         sent |= {} if data is None else {"Content-Type": content or "application/json"}
         try:
             connection.request(verb, f"{path}?{urlencode(query)}" if query else path, data, sent)
-            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._silent(error) from None
+        return connection
+
+    def _answer(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        try:
+            return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise self._silent(error) from None

@@ -19,6 +19,23 @@ class ApiError(ClientError):
         super().__init__(message or f"The API server answered {status} {reason}.")
         self.status, self.reason = status, reason
 
+    @property
+    def is_final(self) -> bool:
+        """True if another attempt would fail, too: there is no such object, or the user may not see it."""
+        return self.status in (401, 403, 404)
+
 
 class SubmitError(ClientError):
     """The arguments or files of a job cannot be submitted. Nothing was created."""
+
+
+class JobError(ClientError):
+    """There is no such job, it has ended already, or it failed while it was waited for."""
+
+
+class TimedOut(ClientError):
+    """The time is over, and a job is not what was waited for."""
+
+
+class LostError(ClientError):
+    """A follower gave up, since its requests had failed for too long."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from regroup_client.errors import ClientError, LostError
 from regroup_client.log_lines import Cutter, Line, Reorder, Worker, lines_of, merged
 
 MAX_STREAMS = 50
@@ -31,17 +32,13 @@ PATIENCE_S = 60.0
 """Time for which requests of a command that follows a job may fail before it gives up."""
 
 
-class LogsError(Exception):
+class LogsError(ClientError):
     """Logs cannot be read. The message is one sentence for the user."""
 
     def __init__(self, said: str, *, is_final: bool = False) -> None:
         """`is_final`: another attempt would fail, too."""
         super().__init__(said)
         self.is_final = is_final
-
-
-class LostError(LogsError):
-    """A follower gave up, since its requests had failed for too long."""
 
 
 class Patience:

@@ -18,6 +18,10 @@ Object = Mapping[str, Any]
 
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 ENDED = (SUCCEEDED, FAILED)
+KILLED = "Killed"
+"""State of a local job whose `regroup run` was killed: its workers ended with it."""
+OVER = (*ENDED, KILLED)
+"""States of a job that trains no more."""
 COMPLETING, FINISHING = "Completing", "Finishing"
 """States of a job whose steps are over. Condition Complete names what it waits for: scripts or roles."""
 NORMAL = {"Accepted": "True", "PodsReady": "True", "AgentsConnected": "True", "Training": "True", "Degraded": "False",
@@ -183,6 +187,17 @@ def state(job: Object) -> str:
     status = job.get("status") or {}
     found: str = (status.get("summary") or {}).get("state") or status.get("phase") or "AwaitingOperator"
     return found
+
+
+def condition(job: Object, kind: str) -> str:
+    """Return the status of a condition: True, False, Unknown, or an empty text."""
+    found = ((job.get("status") or {}).get("conditions")) or ()
+    return next((str(one["status"]) for one in found if one["type"] == kind), "")
+
+
+def trains(job: Object) -> bool:
+    """Return whether a generation of the job trains."""
+    return condition(job, "Training") == "True"
 
 
 def members(text: str) -> tuple[Member, ...]:

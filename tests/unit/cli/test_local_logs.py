@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from regroup_cli import local_jobs
 from regroup_cli.__main__ import main
-from regroup_cli.local_logs import LocalLogs, LogFile, drain, keep, write_all
-from regroup_cli.pod_logs import Wanted
+from regroup_cli.local_logs import LogFile, drain, keep, write_all
+from regroup_client import local_jobs
+from regroup_client.jobs import Wanted
+from regroup_client.local_logs import LocalLogs
 from regroup_client.log_streams import Choice, Follower, read
 
 AT_NS = 1_767_261_600_000_000_000

@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from regroup_client import log_lines, log_streams
+from regroup_client.errors import LostError
 from regroup_client.log_lines import (
     Cutter,
     Line,
@@ -24,7 +25,7 @@ from regroup_client.log_lines import (
     shown,
     split_time,
 )
-from regroup_client.log_streams import Choice, Follower, Log, LogsError, LostError
+from regroup_client.log_streams import Choice, Follower, Log, LogsError
 
 W0, W1 = Worker(0), Worker(1, 2)
 AT = b"2026-01-01T10:00:00.5Z "

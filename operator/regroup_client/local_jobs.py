@@ -8,47 +8,83 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import signal
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regroup_cli.local import FileStore
 from regroup_client import views
-from regroup_operator.api import SpecError, StatusError, UnavailableError, parse_job
+from regroup_client.errors import JobError
+from regroup_client.jobs import Verb, Wanted
+from regroup_client.local_logs import LocalLogs
+from regroup_client.log_streams import LogsError
 
 _LOCK = "running"
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of Linux: type, whence, start, length, pid."""
-_VERBS = {"scale": "Resize", "suspend": "Suspend", "resume": "Resume"}
+FILE = "job.json"
+"""File of a local job in its directory."""
 POLL_S = 0.2
 END_S = 60.0
 """Longest wait for the end of a job that is deleted."""
-KILLED = "Killed"
-"""State of a job whose `regroup run` was killed: its workers ended with it."""
 
 
-def open_job(directory: str) -> tuple[FileStore, dict[str, Any]]:
-    """Return the file of a local job and its object. Raises SpecError."""
-    store = FileStore(Path(directory, "job.json"))
+Edit = Callable[[Path, Verb, Mapping[str, Any]], None]
+"""Merges a patch into the spec of the job in a directory, if the operator's rules allow it. Raises an error with one sentence."""
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the object in the file of a local job. Raises JobError if the file cannot be read as one."""
     try:
-        is_there = store.path.exists()
+        data: dict[str, Any] = json.loads(path.read_text())
+        why = _lack(data)
     except OSError as error:
-        raise SpecError(
+        why = error.strerror or str(error)
+    except (ValueError, RecursionError) as error:
+        why = str(error)
+    if why:
+        raise JobError(f"{path} cannot be read as a job ({why}).")
+    return data
+
+
+def _lack(data: Any) -> str:
+    """Return why an object is no job as `regroup run` writes it, or "" if it is one."""
+    if not isinstance(data, dict):
+        return "it is no object"
+    metadata = data.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        return "it has no metadata.name"
+    for name in ("resourceVersion", "generation"):
+        if re.fullmatch(r"\d{1,18}", str(metadata.get(name))) is None:
+            return f"its metadata.{name} is no number"
+    if not isinstance(data.get("spec"), dict):
+        return "it has no spec"
+    return "" if isinstance(data.get("status", {}), dict) else "its status is no object"
+
+
+def open_job(directory: Path) -> dict[str, Any]:
+    """Return the object of a local job. Raises JobError."""
+    path = directory / FILE
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise JobError(
             f"DIR ({directory}) cannot be read ({error.strerror}). Give the directory that `regroup run` printed."
         ) from None
     if not is_there:
-        raise SpecError(
+        raise JobError(
             f"DIR ({directory}) holds no job. Give the directory that `regroup run` printed; it is removed when the job ends, "
             "unless --state-dir named it."
         )
     try:
-        return store, store.read()
-    except UnavailableError as error:
-        raise SpecError(f"{error} Give the directory that `regroup run` printed.") from None
+        return read_file(path)
+    except JobError as error:
+        raise JobError(f"{error} Give the directory that `regroup run` printed.") from None
 
 
 def view(directory: Path, raw: dict[str, Any]) -> views.JobView:
@@ -62,8 +98,8 @@ def as_it_is(directory: Path, raw: dict[str, Any]) -> dict[str, Any]:
         return raw  # without the file it is just being started
     status = raw.get("status") or {}
     message = "Its `regroup run` was killed, and the workers ended with it. Start it again, with --resume if it saved checkpoints."
-    return {**raw, "status": {**status, "summary": {"state": KILLED}, "conditions": [
-        {"type": "Failed", "status": "True", "reason": KILLED, "message": message}]}}  # fmt: skip
+    return {**raw, "status": {**status, "summary": {"state": views.KILLED}, "conditions": [
+        {"type": "Failed", "status": "True", "reason": views.KILLED, "message": message}]}}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -95,7 +131,7 @@ def directories() -> list[Path]:
     found: set[Path] = set()
     with contextlib.suppress(OSError):
         for link in _links().iterdir():
-            if (link / "job.json").is_file():
+            if (link / FILE).is_file():
                 found.add(link.resolve())
             else:
                 link.unlink(missing_ok=True)
@@ -108,101 +144,95 @@ def _links() -> Path:
 
 
 class LocalJobs:
-    """Implements verbs.Jobs for the jobs of this machine. A job is named by its directory, or by its name if only one has it."""
+    """Implements Jobs for this machine. A job is named by its directory, or by its name if only one job has it."""
+
+    def __init__(self, edit: Edit) -> None:
+        self._edit = edit
 
     def all(self) -> list[views.JobView]:
-        out = []
-        for directory in directories():
-            with contextlib.suppress(UnavailableError):
-                out.append(view(directory, FileStore(directory / "job.json").read()))
-        return out
+        return local_views()
 
     def look(self, job: str) -> views.JobView:
         directory = find(job)
-        return view(directory, open_job(str(directory))[1])
+        return view(directory, open_job(directory))
 
     def read(self, job: str) -> views.Object:
         directory = find(job)
-        return as_it_is(directory, open_job(str(directory))[1])
+        return as_it_is(directory, open_job(directory))
 
     def changes(self, job: str) -> Iterator[views.Object]:
         directory, version = find(job), ""
-        found = as_it_is(directory, open_job(str(directory))[1])
+        found = as_it_is(directory, open_job(directory))
         while True:
             if (now := f"{found['metadata']['resourceVersion']} {views.state(found)}") != version:
                 version = now
                 yield found
-            if views.state(found) == KILLED:
-                raise SpecError(f"The `regroup run` of the job in {directory} was killed. Start it again.")
+            if views.state(found) == views.KILLED:
+                raise JobError(f"The `regroup run` of the job in {directory} was killed. Start it again.")
             time.sleep(POLL_S)
             try:
-                found = as_it_is(directory, FileStore(directory / "job.json").read())
-            except UnavailableError:
-                raise SpecError(
+                found = as_it_is(directory, read_file(directory / FILE))
+            except JobError:
+                raise JobError(
                     f"The job in {directory} has ended, and its directory is gone. Its last lines are where it was started."
                 ) from None
 
-    def change(self, job: str, verb: str, patch: Mapping[str, Any]) -> int:
+    def change(self, job: str, verb: Verb, patch: Mapping[str, Any]) -> None:
         directory = find(job)
-        store, raw = open_job(str(directory))
-        try:
-            parse_job(raw)
-        except (SpecError, StatusError) as error:
-            raise SpecError(f"{store.path} has been changed, and is no job any more: {error}") from None
-        try:
-            store.change_spec(lambda spec: merge(spec, patch))
-        except UnavailableError as error:  # the job has ended meanwhile
-            raise SpecError(f"{error} Start the job again.") from None
-        except OSError as error:
-            raise SpecError(
-                f"DIR ({job}) cannot be written to ({error.strerror}). {_VERBS[verb]} the job as the user who started it."
-            ) from None
-        print(
-            f"regroup: {views.counted(patch['replicas'], 'worker')} wanted"
-            if verb == "scale"
-            else f"regroup: {verb} is asked for"
-        )
-        return 0
+        open_job(directory)
+        self._edit(directory, verb, patch)
 
-    def delete(self, job: str) -> int:
+    def delete(self, job: str) -> str:
         directory = find(job)
-        open_job(str(directory))
+        open_job(directory)
         pid = runner(directory)
         if pid is not None:
             os.kill(pid, signal.SIGINT)
             deadline_s = time.monotonic() + END_S
             while runner(directory) is not None:
                 if time.monotonic() > deadline_s:
-                    raise SpecError(f"The job in {directory} has not ended within {END_S:.0f} s. Its process is {pid}.")
+                    raise JobError(f"The job in {directory} has not ended within {END_S:.0f} s. Its process is {pid}.")
                 time.sleep(POLL_S)
         with contextlib.suppress(OSError):
             for link in _links().iterdir():
                 if link.resolve() == directory.resolve():
                     link.unlink(missing_ok=True)
-        print("regroup: the job has ended" + (f"; its files stay in {directory}" if directory.exists() else ""))
-        return 0
+        return "the job has ended" + (f"; its files stay in {directory}" if directory.exists() else "")
 
-    def refuse(self, sentence: str) -> Exception:
-        return SpecError(sentence)
+    def logs(self, job: str, wanted: Wanted, since_s: int | None = None) -> LocalLogs:  # noqa: ARG002 (files are short)
+        directory = find(job)
+        last: list[views.Object] = []
+
+        def look() -> tuple[views.Object, bool]:
+            try:
+                found = as_it_is(directory, open_job(directory))
+            except JobError as error:
+                if last:  # the run has ended, and has removed its directory
+                    return last[0], False
+                raise LogsError(str(error)) from None
+            last[:] = [found]
+            return found, views.state(found) not in views.OVER
+
+        return LocalLogs(directory, look, wanted)
+
+
+def local_views() -> list[views.JobView]:
+    """Return the jobs of this machine. A file that is no job is left out."""
+    out = []
+    for directory in directories():
+        with contextlib.suppress(JobError):
+            out.append(view(directory, read_file(directory / FILE)))
+    return out
 
 
 def find(job: str) -> Path:
-    """Return the directory of a job that is named by it, or by the job's name. Raises SpecError."""
+    """Return the directory of a job that is named by it, or by the job's name. Raises JobError."""
     try:
         if "/" in job or Path(job).exists():
             return Path(job)
     except OSError:
         return Path(job)
-    named = [one for one in LocalJobs().all() if one.name == job]
+    named = [one for one in local_views() if one.name == job]
     if len(named) > 1:
-        raise SpecError(f"{len(named)} jobs have the name {job}. Give the directory of one: `regroup list` shows them.")
+        raise JobError(f"{len(named)} jobs have the name {job}. Give the directory of one: `regroup list` shows them.")
     return Path(named[0].directory) if named else Path(job)
-
-
-def merge(spec: dict[str, Any], patch: Mapping[str, Any]) -> None:
-    """Merge a patch into a spec in place, as the API server does."""
-    for name, value in patch.items():
-        if isinstance(value, Mapping):
-            merge(spec.setdefault(name, {}), value)
-        else:
-            spec[name] = value
