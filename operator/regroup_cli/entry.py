@@ -23,3 +23,7 @@ def _run() -> int:
         )
         return 2
     return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

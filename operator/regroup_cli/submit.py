@@ -111,12 +111,10 @@ def _objects(args: argparse.Namespace, defaults: argparse.Namespace) -> Objects:
         return creation.of_documents(_documents(script, args.namespace), str(script))
     if script.suffix != ".py":
         raise SubmitError(f"SCRIPT ({script}) ends neither in .py nor in .yaml. Give a Python script, or a manifest.")
-    if not args.image:
-        raise SubmitError("--image is missing. Give an image with python3 and what the script imports, such as torch.")
     path, files = submission.travelling(script, args.directory)
     choices = Choices(
         name=submission.job_name(script.stem) if args.name is None else args.name,
-        image=args.image,
+        image=args.image or "",
         script=path,
         arguments=args.args,
         workers=args.workers,

@@ -10,6 +10,28 @@
 - `api.py` has the requests: read, list, watch, stream, apply, patch, delete.
 - `bundle.py` reads the files that travel with a job, and `submission.py` makes its objects. `creation.py` puts them into a cluster.
 
+- `client.py` is the Python client, and `local_runs.py` starts its jobs of this machine.
+
 All but `bundle.py` import the standard library only, because `kubectl regroup` is installed without further packages. Nothing here
 decides anything on a running job: the operator does, and the API server checks each change with the user's own rights.
 """
+
+from regroup_client.client import Client, Job, Options, Progress
+from regroup_client.errors import ClientError, JobError, TimedOut
+from regroup_client.log_lines import Line
+from regroup_client.views import IncidentView, JobView, Point, WorkerView
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "IncidentView",
+    "Job",
+    "JobError",
+    "JobView",
+    "Line",
+    "Options",
+    "Point",
+    "Progress",
+    "TimedOut",
+    "WorkerView",
+]

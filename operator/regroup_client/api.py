@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
@@ -63,7 +64,7 @@ class SocketRoute:
 
     def trouble(self) -> str:
         """Return the last error of the proxy."""
-        return self.errors()
+        return self.errors() or ("" if Path(self.path).exists() else "its kubectl proxy has ended")
 
 
 @dataclass(frozen=True)

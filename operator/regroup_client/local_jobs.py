@@ -105,13 +105,13 @@ def as_it_is(directory: Path, raw: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
     """Hold the lock of a job that this process runs, and name the job's directory among the user's jobs."""
+    link = _links() / f"{os.getpid()}-{directory.name}"
+    with contextlib.suppress(OSError):  # a read-only home: `list` does not show the job, and all else works
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(directory.absolute())
     with (directory / _LOCK).open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        link = _links() / f"{os.getpid()}-{directory.name}"
-        with contextlib.suppress(OSError):  # a read-only home: `list` does not show the job, and all else works
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(directory.absolute())
         yield
 
 
@@ -138,9 +138,14 @@ def directories() -> list[Path]:
     return sorted(found)
 
 
-def _links() -> Path:
+def home() -> Path:
+    """Return the directory in which Regroup notes the user's local jobs."""
     base = os.environ.get("XDG_STATE_HOME") or ""
-    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "regroup" / "jobs"
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "regroup"
+
+
+def _links() -> Path:
+    return home() / "jobs"
 
 
 class LocalJobs:

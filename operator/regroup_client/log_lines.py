@@ -62,6 +62,10 @@ class Line:
     """Rank of the process that wrote it. None: unknown, or the agent wrote it."""
     text: str
 
+    def __str__(self) -> str:
+        """Return the line with [slot.rank] in front."""
+        return shown(self, colour=False)
+
 
 def clean(text: str) -> str:
     """Return text that a terminal can be shown: no escape sequence acts, and no character is invisible or changes the direction.

@@ -105,6 +105,8 @@ class Objects:
 
 def travelling(script: Path, directory: str | Path | None) -> tuple[str, Files]:
     """Return the path of a script in what travels, and the files: the script alone, or a directory. Raises SubmitError."""
+    if script.suffix != ".py":
+        raise SubmitError(f"The script {script} does not end in .py. Give a Python script.")
     try:
         from regroup_client import bundle
     except ModuleNotFoundError as error:  # all else does without
@@ -140,6 +142,8 @@ def _check(choices: Choices, files: Files) -> None:
         raise SubmitError(
             f"--name ({choices.name}) is no name for a job. Use at most 45 characters of a-z, 0-9 and hyphens, first a letter."
         )
+    if not choices.image:
+        raise SubmitError("--image is missing. Give an image with python3 and what the script imports, such as torch.")
     if choices.script not in files:
         raise SubmitError(
             f"The script {choices.script} does not travel, because .gitignore names it. Take it out of .gitignore."

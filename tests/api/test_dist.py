@@ -130,6 +130,21 @@ class Clean:
         return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
 
 
+CLIENT = """
+import sys
+from pathlib import Path
+from regroup_client import Client, ClientError, submission
+path, files = submission.travelling(Path("plain.py"), ".")
+print({path: len(files[path])})
+try:
+    Client.local().submit("plain.py")
+except ClientError as error:
+    print(error)
+heavy = {"kopf", "kubernetes", "torch", "pydantic", "aiohttp", "regroup_operator", "regroup_cli", "regroup"}
+assert not heavy & {name.split(".")[0] for name in sys.modules}
+"""
+
+
 @pytest.mark.slow
 def test_wheel_in_a_clean_environment_runs_jobs(release: Path, tmp_path: Path) -> None:
     clean = Clean(tmp_path / "venv", one(release, "*.whl"))
@@ -139,9 +154,15 @@ def test_wheel_in_a_clean_environment_runs_jobs(release: Path, tmp_path: Path) -
     assert (bare.returncode, bare.stderr.count("\n")) == (2, 1)
     assert re.match(r"regroup: the package \w+ is missing\. Install regroup-training with the extra cli", bare.stderr)
 
+    clean.add(asked(release, "client"))
+    (tmp_path / "plain.py").write_text("print('it runs')\n")
+    client = clean.run(tmp_path, "python", "-c", CLIENT)
+    assert client.returncode == 0, client.stderr
+    assert client.stdout.splitlines()[0] == "{'plain.py': 15}", client.stdout
+    assert "is missing. Install regroup-training with the extra cli" in client.stdout
+
     clean.add(asked(release, "cli"))
     assert clean.run(tmp_path, "regroup", "--help").stdout.startswith("usage: regroup")
-    (tmp_path / "plain.py").write_text("print('it runs')\n")
     plain = clean.run(tmp_path, "regroup", "run", "--plain", "--workers", "2", "--framework", "None", "plain.py")
     assert (plain.returncode, plain.stdout.count("it runs")) == (0, 2), plain.stdout + plain.stderr
 

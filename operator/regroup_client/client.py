@@ -1,0 +1,383 @@
+"""The Python client: `from regroup_client import Client`. It submits scripts as jobs, and looks at jobs and changes them.
+
+A script is submitted, never a function: a pickled function works only with the Python and the packages that made it.
+
+The methods block, and may be called by several threads. They need no event loop, so that they work in a notebook, which runs one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self, TypedDict, Unpack
+
+from regroup_client import creation, submission, views
+from regroup_client.access import Target, connect
+from regroup_client.api import Api
+from regroup_client.cluster_jobs import ClusterJobs
+from regroup_client.errors import ApiError, ClientError, JobError, SubmitError, TimedOut
+from regroup_client.jobs import Jobs, Verb, Wanted, change
+from regroup_client.log_lines import Line, duration
+from regroup_client.log_streams import Choice, Follower, Patience, read
+from regroup_client.views import JobView, Point
+
+Until = Literal["training", "suspended", "succeeded", "ended"]
+POLL_S = 1.0
+"""Time between two looks at a job that is waited for."""
+_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
+_log = logging.getLogger("regroup_client")
+
+
+class Options(TypedDict, total=False):
+    """Further arguments of `submit`. Each has the name and the meaning of an option of the command."""
+
+    name: str
+    """Name of the job. Default: that of the script."""
+
+    directory: str | Path
+    """Directory that travels with the script, which is in it. Default: only the script travels. A local script runs where it is."""
+
+    min: int
+    """Fewest workers to train with. Default with `max`: 1."""
+
+    max: int
+    """Most workers. The job is resizable if `min` or `max` is given."""
+
+    cpu: str
+    """CPU that each worker requests, such as "4". Only in a cluster."""
+
+    memory: str
+    """Memory limit of each worker, such as "16Gi". Only in a cluster."""
+
+    framework: str
+    """Framework of the script. Default: PyTorch."""
+
+    env: Mapping[str, str]
+    """Variables of the script."""
+
+    env_from: Sequence[str]
+    """Secrets whose entries become variables. Only in a cluster."""
+
+    data: Sequence[str]
+    """Volumes, each "CLAIM:PATH" or "CLAIM:PATH:ro". Only in a cluster."""
+
+    checkpoint: str
+    """In a cluster the claim for checkpoints, or "new:5Gi" for a new one. On this machine a directory."""
+
+    user: int
+    """User id of the pods, which then fit the Pod Security standard restricted. Only in a cluster."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a job, as its members last reported it. None: not known."""
+
+    step: int | None
+    """Last step that every member has committed."""
+
+    total_steps: int | None
+    """Number of steps of the job."""
+
+    percent: float | None
+    """Share of the work that is done."""
+
+    loss: float | None
+    """Loss of this step."""
+
+    samples_per_second: float | None
+    """Committed samples per second."""
+
+    optimizer_steps: int | None
+    """Optimizer steps since the processes started, of a script that says no step itself."""
+
+    eta: str
+    """Estimated time left, such as "1h12m". Empty unless the job is Running."""
+
+    goodput_percent: float | None
+    """Share of the job's time that was spent in steps that stay."""
+
+    curve: tuple[Point, ...]
+    """The loss so far: at most 64 points, oldest first."""
+
+
+class Place(Protocol):
+    """The cluster, or this machine, as a Client uses it."""
+
+    @property
+    def jobs(self) -> Jobs:
+        """Return the jobs that are there."""
+
+    def submit(self, script: Path, args: Sequence[str], how: How, options: Options) -> str:
+        """Make a job of a script, and return what names the job. Raises ClientError."""
+
+
+@dataclass(frozen=True)
+class How:
+    """The arguments of `submit` that every job has."""
+
+    image: str
+    workers: int
+    gpus: int
+
+
+class Job:
+    """A job. It is a name: each method asks the cluster, or reads the file of a local job, and raises ClientError."""
+
+    def __init__(self, jobs: Jobs, name: str) -> None:
+        """Made by `Client.job`, `Client.jobs` and `Client.submit`."""
+        self._jobs = jobs
+        self.name = name
+        """Name of the job. A job of this machine is named by its directory."""
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r})"
+
+    def status(self) -> JobView:
+        """Return all that is known of the job: state, numbers, workers with their ranks, incidents, and sentences on why."""
+        return self._jobs.look(self.name)
+
+    def why(self) -> tuple[str, ...]:
+        """Return sentences on why the job is in its state, the most important first."""
+        return self.status().why
+
+    def progress(self) -> Progress:
+        """Return how far the job is. It is up to ten seconds old, because the operator writes it so often."""
+        return _progress(self._jobs.read(self.name))
+
+    def wait(self, until: Until = "succeeded", *, timeout: float | None = None) -> JobView:
+        """Wait until the job is training, suspended, succeeded or ended, and return its record.
+
+        Without `timeout` (seconds) the wait is endless, and a suspended job is waited for. Raises TimedOut after that time, and
+        JobError if the job has ended otherwise, or was rejected. A cluster that is out of reach is asked again for 60 s.
+        """
+        if until not in _REACHED:
+            raise JobError(f"until ({until!r}) is none of {', '.join(_REACHED)}. Give one of them.")
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        patience, why = Patience(), ""
+        while True:
+            try:
+                job = self._jobs.read(self.name)
+            except ApiError as error:
+                if error.is_final or patience.ends(time.monotonic()):
+                    raise
+            else:
+                patience.succeeded()
+                if is_reached(job, until):
+                    return views.job_view(job)
+                why = " ".join(views.why(job, (), ()))
+            left_s = POLL_S if deadline_s is None else deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimedOut(f"The job {self.name} is not {until} after {timeout:g} s. {why}".strip())
+            time.sleep(min(POLL_S, left_s))
+
+    def logs(
+        self,
+        *,
+        rank: int | None = None,
+        slot: int | None = None,
+        since: str | timedelta | None = None,
+        grep: str | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        all_attempts: bool = False,
+    ) -> Iterator[Line]:
+        """Yield the lines that the workers wrote, by time. `str` of a line is the text with [slot.rank] in front.
+
+        Choose lines by `rank`, `slot`, `since` ("10m") and `grep`, a regular expression. `tail` is a number of last lines of each
+        worker; None means all. `all_attempts` adds the replaced pods of each slot. With `follow` the lines go on until the job
+        ends: the wait is endless. Close the iterator to end it.
+        """
+        choice = Choice(rank, 0, None if grep is None else _pattern(grep))
+        since_s = None
+        if since is not None:
+            seconds = _duration(since).total_seconds()
+            since_s = max(1, round(seconds))
+            choice = Choice(rank, time.time_ns() - int(seconds * 10**9), choice.pattern)
+        reader = self._jobs.logs(self.name, Wanted(slot, rank, all_attempts), since_s)
+        return Follower(reader, choice, tail, _log.warning).lines() if follow else read(reader, choice, tail)
+
+    def scale(self, workers: int) -> None:
+        """Change the number of workers. Raises JobError for a job that has ended."""
+        self._change("scale", workers)
+
+    def suspend(self) -> None:
+        """Give the workers back. The job's state is saved if it writes checkpoints. `wait("suspended")` waits for it."""
+        self._change("suspend")
+
+    def resume(self) -> None:
+        """Go on with a suspended job."""
+        self._change("resume")
+
+    def delete(self) -> None:
+        """Delete the job and its workers. Checkpoints stay. Returns when the job is gone, or raises JobError after 60 s."""
+        self._jobs.delete(self.name)
+
+    def _change(self, verb: Verb, workers: int = 0) -> None:
+        with _words_of_python():
+            change(self._jobs, self.name, verb, workers)
+
+
+class Client:
+    """Jobs of a cluster, through your kubeconfig or the service account of a pod, or jobs of this machine (`Client.local`).
+
+    A cluster is reached through `kubectl proxy`, which ends with `close`, with the `with` block, or with this process.
+    """
+
+    def __init__(
+        self, namespace: str | None = None, *, context: str | None = None, kubeconfig: str | None = None
+    ) -> None:
+        """Connect to a cluster. Without arguments it is the one that kubectl would choose. Raises ClientError."""
+        with contextlib.ExitStack() as opened:
+            api = opened.enter_context(connect(Target(namespace, context, kubeconfig)))
+            self._opened = opened.pop_all()
+        self._place: Place = _Cluster(api)
+
+    @classmethod
+    def local(cls) -> Self:
+        """Return a client for jobs of this machine: those of `regroup run`, too. Needs the extra `cli`."""
+        from regroup_client.local_runs import LocalRuns  # Linux only
+
+        client = cls.__new__(cls)
+        client._opened, client._place = contextlib.ExitStack(), LocalRuns()
+        return client
+
+    def submit(
+        self,
+        script: str | Path,
+        args: Sequence[str | float] = (),
+        *,
+        image: str = "",
+        workers: int = 1,
+        gpus: int = 0,
+        **options: Unpack[Options],
+    ) -> Job:
+        """Run a script as a job, and return the job. Raises ClientError, and then nothing was created.
+
+        `args` are arguments for the script. `image` has python3 and what the script imports; a cluster needs it, and this machine
+        runs the script with the Python of this process. `gpus` is a number for each worker: each GPU gets a process.
+        """
+        with _words_of_python():
+            name = self._place.submit(Path(script), list(map(str, args)), How(image, workers, gpus), options)
+        return Job(self._place.jobs, name)
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs of the namespace, or of this machine, by name."""
+        found = sorted(self._place.jobs.all(), key=lambda view: (view.name, view.directory))
+        return [Job(self._place.jobs, view.directory or view.name) for view in found]
+
+    def job(self, name: str) -> Job:
+        """Return a job. One of this machine is named by its name or its directory. Raises ClientError if there is none."""
+        self._place.jobs.read(name)
+        return Job(self._place.jobs, name)
+
+    def close(self) -> None:
+        """End the connection. Jobs go on. Jobs that this client returned cannot be asked any more."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Cluster:
+    """Implements Place."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self.jobs = api, ClusterJobs(api)
+
+    def submit(self, script: Path, args: Sequence[str], how: How, options: Options) -> str:
+        path, files = submission.travelling(script, options.get("directory"))
+        choices = submission.Choices(
+            name=options.get("name", submission.job_name(script.stem)),
+            image=how.image,
+            script=path,
+            arguments=args,
+            workers=how.workers,
+            least=options.get("min"),
+            most=options.get("max"),
+            gpus=how.gpus,
+            cpu=options.get("cpu", ""),
+            memory=options.get("memory", ""),
+            framework=options.get("framework", ""),
+            env=options.get("env", {}),
+            env_from=options.get("env_from", ()),
+            data=options.get("data", ()),
+            checkpoint=options.get("checkpoint", ""),
+            user=options.get("user"),
+        )
+        return str(creation.create(self._api, submission.objects(choices, files))["metadata"]["name"])
+
+
+_REACHED: dict[str, tuple[str, ...]] = {
+    "training": (views.FINISHING, views.COMPLETING, views.SUCCEEDED),  # it has trained between two looks
+    "suspended": ("Suspended",),
+    "succeeded": (views.SUCCEEDED,),
+    "ended": views.OVER,
+}
+"""States in which each wait is over. A job is training by its condition."""
+
+
+def is_reached(job: views.Object, until: Until) -> bool:
+    """Return whether a job is as wanted. Raises JobError if it will not be: it has ended otherwise, or was rejected. Pure."""
+    state = views.state(job)
+    if state in _REACHED[until] or (until == "training" and views.trains(job)):
+        return True
+    if state in views.OVER or views.condition(job, "Accepted") == "False":
+        raise JobError(" ".join(views.why(job, (), ())))
+    return False
+
+
+def _progress(job: views.Object) -> Progress:
+    status = job.get("status") or {}
+    found = status.get("progress") or {}
+    step, total, percent = found.get("step"), found.get("totalSteps"), found.get("percent")
+    if percent is None and step is not None and total:
+        percent = 100 * step / total
+    return Progress(
+        step=step,
+        total_steps=total,
+        percent=percent,
+        loss=found.get("loss"),
+        samples_per_second=found.get("samplesPerSecond"),
+        optimizer_steps=found.get("optimizerSteps"),
+        eta=(status.get("summary") or {}).get("eta") or "",
+        goodput_percent=(status.get("goodput") or {}).get("percent"),
+        curve=views.curve(found),
+    )
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ClientError(f"grep ({text}) is not a regular expression ({error}). Correct it.") from None
+
+
+def _duration(given: str | timedelta) -> timedelta:
+    if isinstance(given, timedelta):
+        return given
+    try:
+        return duration(given)
+    except ValueError as error:
+        raise ClientError(f"since: {error}.") from None
+
+
+@contextlib.contextmanager
+def _words_of_python() -> Iterator[None]:
+    """Name arguments in errors as they are in Python: `--env-from` becomes `env_from`."""
+    try:
+        yield
+    except SubmitError as error:
+        said = _OPTION.sub(lambda option: option[1].replace("-", "_"), str(error))
+        raise SubmitError(said) from None

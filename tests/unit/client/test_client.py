@@ -1,0 +1,330 @@
+"""The Python client: over a kubectl whose proxy answers what a cluster would, and over files of local jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regroup_client
+from regroup_client import Client, ClientError, JobError, Progress, TimedOut, client, log_streams
+from regroup_client.client import is_reached
+from regroup_client.submission import Choices, objects
+
+FAKE = Path(__file__).with_name("fake_kubectl.py")
+JOBS = "/apis/regroup.dev/v1alpha1/namespaces/team-a/distributedtrainingjobs"
+POD = "/api/v1/namespaces/team-a/pods"
+TRAINING = {"type": "Training", "status": "True", "reason": "Running", "message": "Two workers train."}
+REJECTED = {"type": "Accepted", "status": "False", "reason": "InvalidSpec", "message": "spec.replicas is 9."}
+FAILED = {"type": "Failed", "status": "True", "reason": "RepeatedCrash", "message": "ValueError: x"}
+
+
+def job(state: str = "Running", *conditions: dict[str, str], **status: Any) -> dict[str, Any]:
+    membership = {"generation": 1, "worldSize": 2, "members": "0-1"}
+    status = {"summary": {"state": state}, "membership": membership, "conditions": list(conditions), **status}
+    return {"metadata": {"name": "train", "namespace": "team-a", "uid": "1"}, "status": status}
+
+
+def ok(found: Any) -> list[Any]:
+    return [200, found if isinstance(found, str) else json.dumps(found)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A function that puts a kubectl with these answers first on the PATH, and returns its directory."""
+    monkeypatch.setattr(client, "POLL_S", 0.01)
+
+    def put(**answers: Any) -> Path:
+        shutil.copy(FAKE, tmp_path / "kubectl")
+        made = {"namespace": "team-a"} | {name.replace("_", " ", 1): found for name, found in answers.items()}
+        (tmp_path / "answers.json").write_text(json.dumps(made))
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return tmp_path
+
+    return put
+
+
+def asked(directory: Path, verb: str) -> list[tuple[str, Any]]:
+    lines = (json.loads(line) for line in (directory / "asked").read_text().splitlines())
+    return [(path, json.loads(body or "null")) for one, path, _, body in lines if one == verb]
+
+
+@pytest.mark.parametrize(
+    ("found", "until", "want"),
+    [
+        pytest.param(job("Starting"), "training", False, id="it starts"),
+        pytest.param(job("Running", TRAINING), "training", True, id="it trains"),
+        pytest.param(job("Recovering"), "training", False, id="it recovers"),
+        pytest.param(job("Finishing"), "training", True, id="it has trained between two looks"),
+        pytest.param(job("Succeeded"), "training", True, id="it trained and succeeded between two looks"),
+        pytest.param(job("Failed", FAILED), "training", "ValueError: x", id="it failed before it trained"),
+        pytest.param(job("Running", TRAINING), "succeeded", False, id="it goes on"),
+        pytest.param(job("Suspended"), "succeeded", False, id="a suspended job may be resumed"),
+        pytest.param(job("Succeeded"), "succeeded", True, id="it succeeded"),
+        pytest.param(job("Failed", FAILED), "succeeded", "ValueError: x", id="it failed"),
+        pytest.param(job("Killed"), "succeeded", "Killed", id="its run was killed"),
+        pytest.param(job("InvalidSpec", REJECTED), "succeeded", "spec.replicas is 9.", id="a rejected job never ends"),
+        pytest.param(job("Failed", FAILED), "ended", True, id="a failure is an end"),
+        pytest.param(job("Killed"), "ended", True, id="so is a kill"),
+        pytest.param(job("Suspended"), "suspended", True, id="it is suspended"),
+        pytest.param(job("Succeeded"), "suspended", "is Succeeded", id="it ended before it was suspended"),
+    ],
+)
+def test_what_ends_a_wait(found: dict[str, Any], until: client.Until, want: bool | str) -> None:
+    if isinstance(want, bool):
+        assert is_reached(found, until) is want
+        return
+    with pytest.raises(JobError, match=want):
+        is_reached(found, until)
+
+
+def test_script_is_submitted_as_the_command_does_it(cluster: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    config = "PATCH_/api/v1/namespaces/team-a/configmaps/train-code-"
+    wanted = objects(
+        Choices(name="train", image="torch", script="train.py", arguments=("1",), workers=2, most=4),
+        {"train.py": b"print('hi')\n"},
+    )
+    name = wanted.code[0]["metadata"]["name"]
+    directory = cluster(
+        **{
+            f"PATCH_{JOBS}/train": ok({**job(), "apiVersion": "a", "kind": "k", "spec": {"template": {}}}),
+            f"{config}{name.removeprefix('train-code-')}": ok({}),
+        }
+    )
+    with Client() as jobs:
+        made = jobs.submit(tmp_path / "train.py", [1], image="torch", workers=2, max=4)
+    assert made.name == "train"
+    patched = [body for path, body in asked(directory, "PATCH") if "dryRun" not in path]
+    assert patched[0] == wanted.job
+    assert patched[1]["data"] == {"train.py": "print('hi')\n"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        pytest.param({}, "image is missing. Give an image with python3", id="no image"),
+        pytest.param({"image": "x", "workers": 0}, "workers (0) is less than 1. Give at least 1.", id="no workers"),
+        pytest.param({"image": "x", "workers": 3, "max": 2}, "workers (3) is more than max (2).", id="too many"),
+        pytest.param({"image": "x", "data": ["d"]}, "data (d) is not CLAIM:PATH.", id="data"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence_in_words_of_python(
+    cluster: Callable[..., Path], tmp_path: Path, arguments: dict[str, Any], sentence: str
+) -> None:
+    cluster()
+    (tmp_path / "train.py").write_text("")
+    with Client() as jobs, pytest.raises(ClientError) as refused:
+        jobs.submit(tmp_path / "train.py", **arguments)
+    assert sentence in str(refused.value)
+    assert "--" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [("train.sh", "does not end in .py"), ("gone.py", "cannot be read (No such file or directory)")],
+)
+def test_script_that_cannot_travel_is_one_sentence(
+    cluster: Callable[..., Path], tmp_path: Path, script: str, sentence: str
+) -> None:
+    cluster()
+    with Client() as jobs, pytest.raises(ClientError) as refused:
+        jobs.submit(tmp_path / script, image="x")
+    assert sentence in str(refused.value)
+
+
+def test_jobs_are_found_changed_and_deleted(cluster: Callable[..., Path]) -> None:
+    progress = {"step": 40, "totalSteps": 100, "loss": 0.5, "samplesPerSecond": 12.5, "curve": ["1 0 4", "40 9 0.5"]}
+    running = job(progress=progress, goodput={"percent": 97.5})
+    directory = cluster(
+        **{
+            f"GET_{JOBS}": ok({"items": [running]}),
+            f"GET_{JOBS}/train": [ok(running)] * 6 + [[404, json.dumps({"reason": "NotFound", "message": "gone"})]],
+            f"GET_{POD}": ok({"items": []}),
+            "GET_/api/v1/namespaces/team-a/events": ok({"items": []}),
+            f"PATCH_{JOBS}/train/scale": ok({}),
+            f"PATCH_{JOBS}/train": ok({}),
+            f"DELETE_{JOBS}/train": ok({}),
+        }
+    )
+    with Client() as jobs:
+        (found,) = jobs.jobs()
+        assert found.name == "train"
+        point = regroup_client.Point
+        assert found.progress() == Progress(
+            step=40, total_steps=100, percent=40.0, loss=0.5, samples_per_second=12.5, optimizer_steps=None, eta="",
+            goodput_percent=97.5, curve=(point(1, 0, 4.0), point(40, 9, 0.5)),
+        )  # fmt: skip
+        assert found.status().workers[1].ranks == (1,)
+        found.scale(3)
+        found.suspend()
+        found.resume()
+        found.delete()
+        with pytest.raises(ClientError, match="gone"):
+            jobs.job("train")
+    changes = [body["spec"] for _, body in asked(directory, "PATCH")]
+    assert changes == [{"replicas": 3}, {"runPolicy": {"suspend": True}}, {"runPolicy": {"suspend": False}}]
+
+
+def test_job_that_has_ended_is_not_changed(cluster: Callable[..., Path]) -> None:
+    directory = cluster(**{f"GET_{JOBS}/train": ok(job("Succeeded"))})
+    with Client() as jobs:
+        with pytest.raises(JobError, match=r"The job train has ended \(Succeeded\): it cannot be resized\."):
+            jobs.job("train").scale(3)
+    assert asked(directory, "PATCH") == []
+
+
+def test_wait_ends_with_the_job_and_bears_an_api_server_that_restarts(cluster: Callable[..., Path]) -> None:
+    looks = [ok(job("Starting")), [0, ""], ok(job("Running", TRAINING)), ok(job("Succeeded"))]
+    cluster(**{f"GET_{JOBS}/train": [ok(job("Starting")), *looks]})
+    with Client() as jobs:
+        made = jobs.job("train")
+        assert made.wait("training").state == "Running"
+        assert made.wait(timeout=10).state == "Succeeded"
+
+
+def test_wait_has_an_end(cluster: Callable[..., Path]) -> None:
+    cluster(**{f"GET_{JOBS}/train": ok(job("Running", TRAINING))})
+    with Client() as jobs:
+        with pytest.raises(TimedOut, match=r"The job train is not succeeded after 0\.1 s\. train is Running\."):
+            jobs.job("train").wait(timeout=0.1)
+        with pytest.raises(ClientError, match=r"until \('done'\) is none of training, suspended, succeeded, ended\."):
+            jobs.job("train").wait("done")  # type: ignore[arg-type]
+
+
+def test_wait_gives_up_where_nobody_answers(cluster: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_streams, "PATIENCE_S", 0.1)
+    cluster(**{f"GET_{JOBS}/train": [ok(job()), [0, ""]]})
+    with Client() as jobs, pytest.raises(ClientError, match="gave no answer"):
+        jobs.job("train").wait()
+
+
+@pytest.fixture
+def logged(cluster: Callable[..., Path]) -> Path:
+    pods = [
+        {"metadata": {"name": f"train-worker-{slot}-0"}, "spec": {"containers": [{"name": "trainer"}]}}
+        for slot in range(2)
+    ]
+    now = time.strftime("%Y-%m-%dT%H:%M:", time.gmtime())
+    return cluster(
+        **{
+            f"GET_{JOBS}/train": ok(job("Succeeded")),
+            f"GET_{POD}": ok({"items": pods}),
+            f"GET_{POD}/train-worker-0-0/log": ok(f"{now}00.5Z step 1\n2020-01-01T00:00:00Z old\r\n"),
+            f"GET_{POD}/train-worker-1-0/log": ok(f"{now}00.1Z \x1b[31mstep 1\x1b[0m of the other\n"),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        pytest.param({}, ["[1.1] step 1 of the other", "[0.0] step 1", "[0.0] old"], id="all, by time"),
+        pytest.param({"rank": 1}, ["[1.1] step 1 of the other"], id="of a rank"),
+        pytest.param({"grep": "1$"}, ["[0.0] step 1"], id="that match"),
+        pytest.param({"since": "1h", "slot": 0}, ["[0.0] step 1"], id="not older"),
+        pytest.param({"since": timedelta(hours=1), "slot": 0}, ["[0.0] step 1"], id="not older than a timedelta"),
+        pytest.param({"follow": True, "rank": 1}, ["[1.1] step 1 of the other"], id="followed to the end"),
+    ],
+)
+@pytest.mark.usefixtures("logged")
+def test_logs(arguments: dict[str, Any], lines: list[str]) -> None:
+    with Client() as jobs:
+        assert [str(line) for line in jobs.job("train").logs(**arguments)] == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"grep": "("}, r"grep \(\(\) is not a regular expression"),
+        ({"since": "yesterday"}, "'yesterday' is not a duration"),
+        ({"rank": 7}, "Rank 7 is not in the newest generation"),
+    ],
+)
+@pytest.mark.usefixtures("logged")
+def test_logs_that_cannot_be(arguments: dict[str, Any], sentence: str) -> None:
+    with Client() as jobs, pytest.raises(ClientError, match=sentence):
+        list(jobs.job("train").logs(**arguments))
+
+
+@pytest.mark.usefixtures("logged")
+def test_client_works_from_threads_and_beside_a_running_event_loop() -> None:
+    async def notebook() -> str:
+        with Client() as jobs:
+            return jobs.job("train").wait().state
+
+    assert asyncio.run(notebook()) == "Succeeded"
+    found: list[int] = []
+    with Client() as jobs:
+        made = jobs.job("train")
+        threads = [threading.Thread(target=lambda: found.append(len(list(made.logs())))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert found == [3] * 8
+
+
+def test_closed_client_ends_its_proxy_and_says_so(cluster: Callable[..., Path]) -> None:
+    directory = cluster(**{f"GET_{JOBS}/train": ok(job())})
+    jobs = Client(namespace="team-a")
+    made = jobs.job("train")
+    jobs.close()
+    assert not Path((directory / "home").read_text()).exists()
+    with pytest.raises(ClientError, match=r"its kubectl proxy has ended"):
+        made.progress()
+
+
+# --- jobs of this machine --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    with Client.local() as jobs:
+        yield jobs
+    left = tmp_path / "home/regroup/runs"
+    assert not left.exists() or not list(left.iterdir()), "a refused job leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        pytest.param({"cpu": "2"}, "cpu is for jobs of a cluster. Leave it out for a job of this machine.", id="cpu"),
+        pytest.param({"data": ["d:/x"]}, "data is for jobs of a cluster.", id="data"),
+        pytest.param({}, "SCRIPT (gone.py) is not a file.", id="no script"),
+        pytest.param(
+            {"framework": "Cobol"}, "argument --framework: invalid choice", id="a framework that there is not"
+        ),
+    ],
+)
+def test_local_job_that_cannot_be_is_one_sentence(local: Client, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ClientError) as refused:
+        local.submit("gone.py", **arguments)
+    assert str(refused.value).replace("framework:", "--framework:").replace("----", "--").startswith(sentence)
+    assert "\n" not in str(refused.value)
+
+
+def test_local_job_that_has_ended_is_not_changed(local: Client, tmp_path: Path) -> None:
+    ended = job("Succeeded")
+    ended["metadata"] |= {"resourceVersion": "1", "generation": 1}
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/job.json").write_text(json.dumps({**ended, "spec": {}}))
+    made = local.job("job")
+    assert made.wait().state == "Succeeded"
+    for verb in (made.suspend, made.resume, lambda: made.scale(2)):
+        with pytest.raises(JobError, match=r"The job job has ended \(Succeeded\): it cannot be"):
+            verb()
+    with pytest.raises(ClientError, match="holds no job"):
+        local.job("nowhere")
