@@ -160,6 +160,21 @@ def test_script_that_stands_still_is_said_to_and_goes_on(tmp_path: Path) -> None
     assert (world.generation, world.status.get("restarts")) == (1, None)
 
 
+def test_new_processes_that_hang_before_their_first_word_are_restarted(tmp_path: Path) -> None:
+    world = running(tmp_path, make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60))
+    trains(world, 1, 5)
+    world.kill_process(world.uid(1))
+    world.advance(10.0)
+    observed(world, "watched", 0, 1, 2)
+    observed(world, "formed", 0, 1, 2)
+    before = world.generation
+    world.advance(1500.0, 10.0)
+    assert world.generation == before, "a start may take long"
+    world.advance(400.0, 2.0)
+    assert world.generation > before
+    assert [one["cause"] for one in world.status["incidents"]] == ["ProcessExited", "Hung"]
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_script_that_hangs_is_restarted_as_a_whole_and_counts_once(tmp_path: Path, processes: int) -> None:
     """The agent ends the siblings of the process that is killed."""
@@ -181,7 +196,7 @@ def test_script_that_hangs_is_restarted_as_a_whole_and_counts_once(tmp_path: Pat
     assert (world.status["restarts"]["processes"], world.status["incidents"][-1]["cause"]) == (1, "Hung")
     assert "The script's progress has not changed for 70 s" in world.status["incidents"][-1]["decision"]
     world.advance(600.0, 5.0)
-    assert world.generation == 2, "nothing was said yet: no clock runs"
+    assert world.generation == 2, "nothing was said yet: the start may take long"
 
 
 def test_last_word_is_shown_once_the_job_has_ended(tmp_path: Path) -> None:

@@ -10,15 +10,18 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import LOGGED, REPORT_EVERY_S, ScriptProgress, Stacks
 from regroup.protocol.wire import ProcessStack as P
+from regroup_operator.api.status import Progress
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.script_words import ScriptWords
 from regroup_operator.plan.failures.hangs import KILL_AGAIN_S, Hang
-from regroup_operator.plan.failures.script_hang import LATE_S, find_script_hang
+from regroup_operator.plan.failures.script_hang import LATE_S, Silence, find_script_hang, silence_of
 from tests.builders.plan import make_current, make_session, make_worker
 
-SETTINGS = Settings(hang_s=300.0)
+SETTINGS = Settings(hang_s=300.0, first_step_s=1800.0)
 MOVED_S = 1000.0
+STARTED_S = make_session(0, Phase.TRAINING, 1, session=False).condition_at_s
+SPEAKS_NOT = Silence()
 
 
 def words(every_s: float | None = 1.0, longest_s: float = 2.0, **word: Any) -> ScriptWords:
@@ -33,13 +36,20 @@ def member(slot: int, *places: str, at_s: float | None = None, standing: str = S
     return make_worker(slot, standing, session=session)
 
 
-def find(*workers: Worker, said: ScriptWords | None, now_s: float, hang_seconds: float | None = None) -> Hang:
+def find(
+    *workers: Worker,
+    said: ScriptWords | None,
+    now_s: float,
+    hang_seconds: float | None = None,
+    silence: Silence = SPEAKS_NOT,
+) -> Hang:
     return find_script_hang(
         current=make_current(range(len(workers))),
         words=said,
         workers=workers,
         processes=max((len(w.session.stacks.processes) for w in workers if w.session and w.session.stacks), default=1),
         hang_seconds=hang_seconds,
+        silence=silence,
         now_s=now_s,
         settings=SETTINGS,
     )
@@ -80,7 +90,9 @@ def test_large_job_and_operator_with_many_jobs_wait_longer() -> None:
     ("said", "workers"),
     [
         pytest.param(None, [member(0)], id="nothing was ever said"),
-        pytest.param(words(every_s=None), [member(0)], id="one word says no pace"),
+        pytest.param(
+            words(every_s=None, step=None, loss=0.5), [member(0)], id="a loss alone, or a pattern that was given up"
+        ),
         pytest.param(words(step=10, total_steps=10), [member(0)], id="the last step is done"),
         pytest.param(words(percent=100.0), [member(0)], id="all of it is done"),
         pytest.param(words(), [member(0), member(1, standing=Standing.FINISHED)], id="one has returned"),
@@ -90,6 +102,66 @@ def test_large_job_and_operator_with_many_jobs_wait_longer() -> None:
 )
 def test_no_clock_runs(said: ScriptWords | None, workers: list[Worker]) -> None:
     assert find(*workers, said=said, now_s=MOVED_S + 1e6, hang_seconds=5) == Hang()
+
+
+@pytest.mark.parametrize(
+    ("said", "hang_seconds", "silence", "overdue_s"),
+    [
+        pytest.param(words(every_s=None), 20, Silence(), MOVED_S + 1800, id="after one word: a first step"),
+        pytest.param(words(every_s=None), 2000, Silence(), MOVED_S + 2000, id="but not less than the spec says"),
+        pytest.param(
+            words(every_s=None), None, Silence(has_spoken=True, has_pattern=True), None, id="no bound in the spec"
+        ),
+        pytest.param(None, 20, Silence(has_spoken=True), STARTED_S + 1800, id="no word, and processes before had one"),
+        pytest.param(None, 20, Silence(has_pattern=True), STARTED_S + 1800, id="no word, and a pattern"),
+        pytest.param(
+            None, 2000, Silence(has_spoken=True), STARTED_S + 2000, id="no word, and a longer time in the spec"
+        ),
+        pytest.param(None, None, Silence(has_spoken=True), None, id="no word, and no bound in the spec"),
+        pytest.param(None, 20, Silence(), None, id="a script that may have no words"),
+    ],
+)
+def test_clock_before_the_pace_is_known(
+    said: ScriptWords | None, hang_seconds: float | None, silence: Silence, overdue_s: float | None
+) -> None:
+    workers = member(0), member(1)
+    due_s = None if overdue_s is None else overdue_s + LATE_S
+    before = find(*workers, said=said, now_s=(due_s or MOVED_S + 1e6) - 0.1, hang_seconds=hang_seconds, silence=silence)
+    assert before == Hang(due_s=due_s)
+    if due_s is not None:
+        late = find(*workers, said=said, now_s=due_s, hang_seconds=hang_seconds, silence=silence)
+        assert {w.id.slot for w in late.ask} == {0, 1}
+
+
+@pytest.mark.parametrize("has_spoken", [True, False])
+def test_silent_processes_are_restarted_only_if_those_before_them_have_spoken(has_spoken: bool) -> None:
+    """A pattern that has never matched may be wrong, and its script healthy."""
+    overdue_s = STARTED_S + 1800 + LATE_S
+    workers = member(0, P.SILENT, at_s=overdue_s), member(1, P.STOPPED, at_s=overdue_s)
+    silence = Silence(has_spoken=has_spoken, has_pattern=True)
+    hang = find(*workers, said=None, now_s=overdue_s + 1, hang_seconds=60, silence=silence)
+    assert hang.message.startswith(
+        "Since their start the script's processes have not said how far they are for 1810 s: rank 1 (worker 1, process 0) is"
+    )
+    assert hang.is_only_said != has_spoken
+    assert {member.slot for member in hang.culprits} == ({1} if has_spoken else set())
+    assert ("spec.progress.log may be wrong" in hang.message) != has_spoken
+
+
+@pytest.mark.parametrize(
+    ("stored", "has_spoken"),
+    [
+        pytest.param(None, False, id="nothing"),
+        pytest.param(Progress(step=7), True, id="a step"),
+        pytest.param(Progress(optimizer_steps=7), True, id="counted steps"),
+        pytest.param(Progress(percent=7.0), True, id="a share"),
+        pytest.param(Progress(source=LOGGED), False, id="a pattern that was given up"),
+        pytest.param(Progress(step=7, total_steps=7), False, id="the last step: the script runs its end again"),
+        pytest.param(Progress(percent=100.0), False, id="all of it"),
+    ],
+)
+def test_last_word_of_the_processes_before(stored: Progress | None, has_spoken: bool) -> None:
+    assert silence_of(stored, has_pattern=True) == Silence(has_spoken, has_pattern=True)
 
 
 def test_without_hang_seconds_it_is_only_said() -> None:

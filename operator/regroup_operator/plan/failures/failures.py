@@ -49,7 +49,7 @@ from regroup_operator.plan.failures.restarts import (
     restart_cause,
 )
 from regroup_operator.plan.failures.roles import role_verdict
-from regroup_operator.plan.failures.script_hang import find_script_hang
+from regroup_operator.plan.failures.script_hang import find_script_hang, silence_of
 from regroup_operator.plan.failures.script_hints import crash_hint, with_returned
 from regroup_operator.plan.failures.unread import judge_unread
 
@@ -426,12 +426,14 @@ def _hang_of_session(facts: Facts) -> Hang:
 
 
 def _hang_of_script(facts: Facts) -> Hang:
+    has_pattern = facts.inputs.job.spec.progress is not None and facts.inputs.job.spec.progress.log is not None
     return find_script_hang(
         current=facts.current,
         words=facts.script,
         workers=facts.workers,
         processes=facts.processes,
         hang_seconds=facts.inputs.job.spec.recovery.hang_seconds,
+        silence=silence_of(facts.updated.progress, has_pattern=has_pattern),
         now_s=facts.inputs.clock.now_s,
         settings=facts.inputs.settings,
     )
