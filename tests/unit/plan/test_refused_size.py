@@ -156,6 +156,30 @@ def test_refusal_says_what_failed_and_where_the_job_goes() -> None:
     )  # fmt: skip
 
 
+def test_members_are_waited_for_if_nobody_has_said_why_yet() -> None:
+    others = runs(1), runs(2)
+    assert judge(raised(0, at_s=98.0), *others, crash=before()) == "open"
+    assert judge(raised(0, at_s=94.0), *others, crash=before()) == "refused"
+    tail = TAIL.replace(LINE, "ValueError: no")
+    assert judge(raised(0, at_s=98.0, tail=tail), *others, crash=before(tail)) == "refused"
+
+
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        pytest.param(("AssertionError", "ValueError: no"), "AssertionError; worker 1: ValueError: no", id="a bare line"),
+        pytest.param(("ValueError: no", "ValueError: never"), "ValueError: no", id="the first one says why"),
+        pytest.param(("AssertionError", "AssertionError:"), "AssertionError", id="nobody says why"),
+    ],
+)  # fmt: skip
+def test_member_that_says_why_is_quoted_beside_the_first_one(lines: tuple[str, str], quoted: str) -> None:
+    """Ranks that are new to DeepSpeed's ZeRO 3 have a plain assert, and the others a sentence."""
+    members = [raised(slot, at_s=98.0 + slot, last_line=line) for slot, line in enumerate(lines)]
+    refused = judge_trial(trial(*members, crash=before())).refused
+    assert refused is not None
+    assert f" before it had trained with them ({quoted})." in refused.message
+
+
 def test_open_trial_ends_in_time() -> None:
     got = judge_trial(trial(raised(0, at_s=98.0), runs(1)))
     assert isinstance(got.wait, Wait)

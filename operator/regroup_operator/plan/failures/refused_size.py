@@ -120,12 +120,13 @@ def judge_trial(trial: Trial) -> SizeVerdict:
     crash = trial.crash
     again = crash is not None and crash.place == place and 0 < crash.last.generation < trial.current.number
     everywhere = same and len(failures) == trial.size > 1  # one member alone may have failed by chance
-    if (everywhere or again) if trial.is_asked_for else (again and len(failures) == trial.size):
-        return _refused(
-            trial, first, "in every one of them" if everywhere and trial.is_asked_for else "twice at the same place"
-        )
     until_s = trial.clock.at_s(first.at) + SETTLE_S
-    if not (same or again) or len(failures) == trial.size or trial.clock.now_s >= until_s:
+    is_settled = len(failures) == trial.size or trial.clock.now_s >= until_s
+    if (everywhere or again) if trial.is_asked_for else (again and len(failures) == trial.size):
+        how = "in every one of them" if everywhere and trial.is_asked_for else "twice at the same place"
+        if is_settled or any(_says_why(failure) for failure in failures):
+            return _refused(trial, _quote(first, failures), how)
+    elif is_settled or not (same or again):
         return held
     words = f"Worker {first.worker} failed with {_workers(trial.size)}, a size that is new to the script; waiting for the others."
     return SizeVerdict(
@@ -136,8 +137,26 @@ def judge_trial(trial: Trial) -> SizeVerdict:
     )
 
 
-def _refused(trial: Trial, first: Failure, how: str) -> SizeVerdict:
-    line = f" ({shorten(first.last_line, MAX_LINE)})" if first.last_line else ""
+def _quote(first: Failure, failures: Sequence[Failure]) -> str:
+    """Return the line in which the first failure says why, for a sentence, and one of another member if it does not say why.
+
+    Ranks may refuse a size at different places. DeepSpeed's ZeRO 3 has a plain `assert` on a rank that is new.
+    """
+    if not first.last_line:
+        return ""
+    quoted = shorten(first.last_line, MAX_LINE)
+    others = sorted((one for one in failures if _says_why(one)), key=lambda one: one.at)
+    if others and not _says_why(first):
+        quoted += f"; worker {others[0].worker}: {shorten(others[0].last_line, MAX_LINE)}"
+    return f" ({quoted})"
+
+
+def _says_why(failure: Failure) -> bool:
+    """Return whether the last line has more than the name of an exception."""
+    return bool(failure.last_line.partition(":")[2].strip())
+
+
+def _refused(trial: Trial, line: str, how: str) -> SizeVerdict:
     message = f"The script refuses {_workers(trial.size)}: it failed {how} before it had trained with them{line}."
     refused = RefusedSize(
         workers=trial.size,
