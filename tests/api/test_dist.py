@@ -158,7 +158,7 @@ def test_wheel_in_a_clean_environment_runs_jobs(release: Path, tmp_path: Path) -
     (tmp_path / "plain.py").write_text("print('it runs')\n")
     client = clean.run(tmp_path, "python", "-c", CLIENT)
     assert client.returncode == 0, client.stderr
-    assert client.stdout.splitlines()[0] == "{'plain.py': 15}", client.stdout
+    assert client.stdout.splitlines()[0] == "{'plain.py': 17}", client.stdout
     assert "is missing. Install regroup-training with the extra cli" in client.stdout
 
     clean.add(asked(release, "cli"))

@@ -60,6 +60,7 @@ else:
     (HERE / "pid").write_text(str(os.getpid()))
     (HERE / "home").write_text(str(Path(path).parent))
     (HERE / "mode").write_text(oct(Path(path).parent.stat().st_mode & 0o777))
+    socketserver.ThreadingUnixStreamServer.request_queue_size = 128
     with socketserver.ThreadingUnixStreamServer(path, Handler) as server:
         print(f"Starting to serve on {path}", flush=True)
         server.serve_forever()
