@@ -169,6 +169,8 @@ cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; cach
 generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference pages and the pictures of the rooms
 	$(PY) -m regroup_operator.generate
 	$(PY) -m regroup_cli.reference docs/reference/commands.md
+	$(PY) -m harness.python_reference docs/reference/python.md
+	$(PY) -m harness.notebook docs/tutorials/from-python.ipynb docs/tutorials/from-python.md
 	$(PY) -m harness.frameworks docs/reference/frameworks.md
 	$(PY) -m manifests.render
 	$(PY) -m harness.rooms regroup docs/design/rooms-after.svg

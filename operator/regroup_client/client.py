@@ -42,7 +42,9 @@ class Options(TypedDict, total=False):
     """Name of the job. Default: that of the script."""
 
     directory: str | Path
-    """Directory that travels with the script, which is in it. Default: only the script travels. A local script runs where it is."""
+    """Directory that travels with the script, which is in it. Default: only the script travels.
+
+    On this machine nothing travels: a script runs in the current directory."""
 
     min: int
     """Fewest workers to train with. Default with `max`: 1."""
@@ -174,7 +176,7 @@ class Job:
                 why = " ".join(views.why(job, (), ()))
             left_s = POLL_S if deadline_s is None else deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TimedOut(f"The job {self.name} is not {until} after {timeout:g} s. {why}".strip())
+                raise TimedOut(f"The job is not {until} after {timeout:g} s. {why}".strip())
             time.sleep(min(POLL_S, left_s))
 
     def logs(

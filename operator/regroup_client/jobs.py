@@ -55,19 +55,23 @@ class Jobs(Protocol):
 
 def change(jobs: Jobs, job: str, verb: Verb, replicas: int = 0) -> None:
     """Resize, suspend or resume a job. Raises JobError for a job that has ended, since nothing would come of it."""
-    state = views.state(jobs.read(job))
+    found = jobs.read(job)
+    state, name = views.state(found), found["metadata"]["name"]
     if state in views.OVER:
-        raise JobError(f"The job {job} has ended ({state}): it cannot be {_PARTICIPLES[verb]}. Start it again.")
+        raise JobError(f"The job {name} has ended ({state}): it cannot be {_PARTICIPLES[verb]}. Start it again.")
     patch = {"replicas": replicas} if verb == "scale" else {"runPolicy": {"suspend": verb == "suspend"}}
     jobs.change(job, verb, patch)
 
 
 def last_hang(jobs: Jobs, job: str) -> Object:
     """Return the incident with the stacks of the job's last hang. Raises JobError if there was none."""
-    incidents = (jobs.read(job).get("status") or {}).get("incidents") or ()
+    found = jobs.read(job)
+    incidents = (found.get("status") or {}).get("incidents") or ()
     hung: Object | None = next((one for one in reversed(incidents) if one.get("stacks")), None)
     if hung is None:
-        raise JobError(f"No hang of the job {job} is among its last incidents. `why` says what it waits for.")
+        raise JobError(
+            f"No hang of the job {found['metadata']['name']} is among its last incidents. `why` says what it waits for."
+        )
     return hung
 
 

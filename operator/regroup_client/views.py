@@ -49,11 +49,15 @@ class WorkerView:
     """A worker of the newest generation, or a pod of the job that is in none."""
 
     slot: int
+    """Index of the worker in the job, which its replacements inherit."""
     attempt: int
+    """Number of the slot's earlier pods."""
     ranks: tuple[int, ...]
+    """Ranks of its processes. Empty if it is in no generation."""
     pod: str
     node: str
     phase: str
+    """Phase of the pod, such as Running."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,11 @@ class IncidentView:
     """A change of membership."""
 
     generation: int
+    """The generation that the change began."""
     at: str
+    """Time, as the API writes it (UTC)."""
     cause: str
+    """One word, such as Resized or ProcessExited."""
     decision: str
     """One sentence: what happened, and what the operator decided."""
     milliseconds: Mapping[str, float]
@@ -74,6 +81,7 @@ class Point:
     """A point of the loss curve."""
 
     step: int
+    """Number of committed steps."""
     seconds: int
     """Seconds since the job's start."""
     loss: float | None
@@ -86,13 +94,17 @@ class JobView:
     namespace: str
     name: str
     state: str
+    """State of the job, such as Running. The page on states explains each."""
     tier: str
+    """Script or Session: whether the program uses the library."""
     ready: str
     """Ready and wanted workers, such as 3/4."""
     replicas: int | None
     """Number of workers wanted."""
     generation: int | None
+    """Number of the newest generation, the list of workers that train together."""
     ranks: int | None
+    """Number of processes in it."""
     directory: str
     """Directory of a local job."""
     steps: str
@@ -101,14 +113,23 @@ class JobView:
     """The step. +37 is a number of optimizer steps since the processes started."""
     total_steps: int | None
     percent: str
+    """Share of the work that is done, such as 37%."""
     loss: str
+    """The loss, rounded."""
     eta: str
+    """Estimated time left, such as 1h12m."""
     samples_per_second: float | None
+    """Committed samples per second."""
     step_time: str
+    """Mean duration of a step, and its largest parts."""
     goodput_percent: float | None
+    """Share of the job's time that was spent in steps that stay."""
     restarts: int
+    """Number of processes, pods and generations that had to start again."""
     exit_code: int | None
+    """Exit code of the process that failed the job."""
     checkpoint: str
+    """Directory of the newest checkpoint."""
     observed_at: str
     """Time at which the operator wrote this."""
     workers: tuple[WorkerView, ...]

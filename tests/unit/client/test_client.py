@@ -196,7 +196,7 @@ def test_wait_ends_with_the_job_and_bears_an_api_server_that_restarts(cluster: C
 def test_wait_has_an_end(cluster: Callable[..., Path]) -> None:
     cluster(**{f"GET_{JOBS}/train": ok(job("Running", TRAINING))})
     with Client() as jobs:
-        with pytest.raises(TimedOut, match=r"The job train is not succeeded after 0\.1 s\. train is Running\."):
+        with pytest.raises(TimedOut, match=r"The job is not succeeded after 0\.1 s\. train is Running\."):
             jobs.job("train").wait(timeout=0.1)
         with pytest.raises(ClientError, match=r"until \('done'\) is none of training, suspended, succeeded, ended\."):
             jobs.job("train").wait("done")  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def test_local_job_that_has_ended_is_not_changed(local: Client, tmp_path: Path) 
     made = local.job("job")
     assert made.wait().state == "Succeeded"
     for verb in (made.suspend, made.resume, lambda: made.scale(2)):
-        with pytest.raises(JobError, match=r"The job job has ended \(Succeeded\): it cannot be"):
+        with pytest.raises(JobError, match=r"The job train has ended \(Succeeded\): it cannot be"):
             verb()
     with pytest.raises(ClientError, match="holds no job"):
         local.job("nowhere")
