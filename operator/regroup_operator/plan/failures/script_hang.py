@@ -40,7 +40,7 @@ PROCESSES_PER_LATE_S = 50.0
 
 @dataclass(frozen=True)
 class Silence:
-    """What the silence of new processes means, by what was there before them."""
+    """Facts that say what it means if new processes say nothing of their progress."""
 
     has_spoken: bool = False
     """Processes before have said how far they were, and were not at their end."""
