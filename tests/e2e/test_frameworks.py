@@ -9,8 +9,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +70,14 @@ def sample(name: str, namespace: str, image: str) -> dict[str, Any]:
 
 
 def apply(
-    k: Kubectl, name: str, namespace: str, image: str, *arguments: str, launcher: tuple[str, ...] = (), **spec: Any
-) -> None:
+    k: Kubectl, name: str, namespace: str, image: str, *arguments: str,
+    launcher: tuple[str, ...] = (), script: Path | None = None, **spec: Any,
+) -> None:  # fmt: skip
     """Apply a sample's script and its job, whose command gets further arguments.
 
     `launcher` replaces what stands before the script in the command. `spec` has further fields. None removes one.
     """
-    script = SAMPLES / f"{name}_train.py"
+    script = script or SAMPLES / f"{name}_train.py"
     metadata = {"name": f"{name}-script", "namespace": namespace}
     k.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {script.name: script.read_text()}})
     job = sample(name, namespace, image)
@@ -89,6 +92,40 @@ def apply(
 def containers(job: JobView) -> dict[str, int]:
     """Return how often the container of each pod was started again, by the pod's uid."""
     return {pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"] for pod in job.pods()}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A job of two workers whose script prints `process R of N begins at step S`."""
+
+    job: JobView
+
+    def step(self) -> int:
+        return int((self.job.status().get("progress") or {}).get("step") or 0)
+
+    def begun(self, size: int) -> list[int]:
+        """Return the first steps of worker 0's processes in generations of this size."""
+        log = self.job.logs(self.job.pod(0)["metadata"]["name"])
+        return [int(found) for found in re.findall(rf"process 0 of {size} begins at step (\d+)", log)]
+
+    def wait_beyond(self, step: int) -> None:
+        wait_until(lambda: self.step() > step, f"it is beyond step {step}", timeout_s=240)
+
+    def goes_on(self, times: int) -> None:
+        """Wait until both processes have begun so often, the last time from a checkpoint, and have saved another one."""
+        wait_until(lambda: len(self.begun(2)) == times, "both start again", timeout_s=180)
+        assert self.begun(2)[0] == 0
+        assert self.begun(2)[-1] >= EVERY, "it went on from its checkpoint"
+        self.wait_beyond(self.begun(2)[-1] + EVERY)
+
+    def ends_with_three(self, steps: int, *, restarts: int) -> None:
+        """Add a worker, and wait for the end."""
+        self.job.scale(3)
+        wait_until(lambda: bool(self.begun(3)), "three train", timeout_s=240)
+        assert self.begun(3)[0] >= self.begun(2)[-1]
+        self.job.wait(300, "it ends", state="Succeeded")
+        columns = cells(self.job.kubectl.run("--namespace", self.job.namespace, "get", "trainingjobs", self.job.name))
+        assert (columns["STEP"], columns["RESTARTS"]) == (str(steps), str(restarts))
 
 
 @only_long("tests/trainer/test_torch_frameworks.py runs it under `regroup run`")
@@ -184,39 +221,97 @@ def test_command_of_its_documentation_goes_on_from_its_checkpoint_after_a_kill(
     assert float(columns["LOSS"]) < 5, "a model that knows nothing has a loss of 20"
 
 
-@only_long("tests/trainer/test_frameworks.py runs it under `regroup run`")
-def test_xgboost_as_it_is_goes_on_after_a_kill_and_a_resize(
+@only_long("tests/trainer/test_torch_frameworks.py runs it under `regroup run`")
+def test_accelerate_launch_goes_on_after_a_kill_a_stop_and_a_resize(
     operator: Kubectl, train_namespace: str, torch_image: str, tmp_path: Path
 ) -> None:
-    packages = installation.volume(operator, train_namespace, "packages")
-    put_packages(packages, tmp_path, "frameworks.txt", "xgboost-cpu")
-    model = installation.volume(operator, train_namespace, "xgboost-data") / "model.json"
-    apply(operator, "xgboost", train_namespace, torch_image, "--steps", "1200")
-    view = JobView(operator, train_namespace, "xgboost")
+    """The command has no numbers, so the spec's count. A stopped process is found by its lines, which stand still."""
+    name = "accelerate"
+    put_packages(installation.volume(operator, train_namespace, "packages"), tmp_path, "torch-frameworks.txt", name)
+    installation.volume(operator, train_namespace, f"{name}-data")
+    launcher = ("accelerate", "launch", "--mixed_precision", "no")
+    recovery = {"hangSeconds": 10}
+    apply(operator, name, train_namespace, torch_image, "--steps", "900", launcher=launcher, recovery=recovery)
+    run = Script(JobView(operator, train_namespace, name))
+    run.wait_beyond(EVERY)
+    before = containers(run.job)
+    for times, number in ((2, signal.SIGKILL), (3, signal.SIGSTOP)):
+        os.kill(faults.trainers(run.job.pod(1)["metadata"]["uid"])[0], number)
+        run.goes_on(times)
+    assert containers(run.job) == before, "a pod or a container was started again"
+    assert {"ProcessExited", "Hung"} <= {one["cause"] for one in run.job.status()["incidents"]}
+    run.ends_with_three(900, restarts=2)
 
-    def step() -> int:
-        return int((view.status().get("progress") or {}).get("step") or 0)
 
-    def begun(size: int) -> list[int]:
-        """Return the first steps of worker 0's processes in generations of this size."""
-        log = view.logs(view.pod(0)["metadata"]["name"])
-        return [int(found) for found in re.findall(rf"process 0 of {size} begins at step (\d+)", log)]
+@only_long("tests/trainer runs them under `regroup run`")
+@pytest.mark.parametrize(
+    ("name", "locked", "packages"),
+    [
+        pytest.param("xgboost", "frameworks.txt", ("xgboost-cpu",), id="XGBoost"),
+        pytest.param("jax", "frameworks.txt", ("jax",), id="JAX"),
+        pytest.param("tensorflow", "frameworks.txt", ("tensorflow-cpu",), id="TensorFlow"),
+        pytest.param("keras", "frameworks.txt", ("tensorflow-cpu", "tf-keras"), id="Keras"),
+        pytest.param("lightning", "torch-frameworks.txt", ("lightning",), id="Lightning"),
+    ],
+)
+def test_script_as_it_is_goes_on_after_a_kill_and_a_resize(
+    operator: Kubectl, train_namespace: str, torch_image: str, tmp_path: Path,
+    name: str, locked: str, packages: tuple[str, ...],
+) -> None:  # fmt: skip
+    put_packages(installation.volume(operator, train_namespace, "packages"), tmp_path, locked, *packages)
+    saved = installation.volume(operator, train_namespace, f"{name}-data")
+    apply(operator, name, train_namespace, torch_image, "--steps", "1200", "--every", str(EVERY))
+    run = Script(JobView(operator, train_namespace, name))
+    run.wait_beyond(EVERY)
+    before = {pod["metadata"]["uid"] for pod in run.job.pods()}
+    victim = run.job.pod(1)["metadata"]["uid"]
+    scripts = [p.pid for p in faults.processes(victim) if p.inner_pid != 1 and f"{name}_train.py" in p.command]
+    (script,) = (
+        faults.trainers(victim) or scripts
+    )  # where a zygote has forked the process, both have the script in their command
+    os.kill(script, signal.SIGKILL)
+    run.goes_on(2)
+    assert {pod["metadata"]["uid"] for pod in run.job.pods()} == before, "the kill cost a pod"
+    run.ends_with_three(1200, restarts=1)
+    if name == "xgboost":
+        model = json.loads((saved / "model.json").read_text())
+        assert len(model["learner"]["gradient_booster"]["model"]["trees"]) == 1200
 
-    wait_until(lambda: step() >= EVERY, "a model is saved", timeout_s=240)
-    before = {pod["metadata"]["uid"] for pod in view.pods()}
-    victim = view.pod(1)["metadata"]["uid"]
-    (script,) = (p.inner_pid for p in faults.processes(victim) if "xgboost_train.py" in p.command and p.inner_pid != 1)
-    faults.kill_inner(victim, script)
-    wait_until(lambda: len(begun(2)) == 2, "both start again", timeout_s=120)
-    assert begun(2)[0] == 0
-    again = begun(2)[1]
-    assert again >= EVERY, "it went on from its model"
-    wait_until(lambda: step() > again, "it trains on", timeout_s=120)
-    assert {pod["metadata"]["uid"] for pod in view.pods()} == before, "the kill cost a pod"
-    view.scale(3)
-    wait_until(lambda: bool(begun(3)), "three train", timeout_s=180)
-    assert begun(3)[0] >= again
-    view.wait(240, "it ends", state="Succeeded")
-    columns = cells(operator.run("--namespace", train_namespace, "get", "trainingjobs", "xgboost"))
-    assert (columns["STEP"], columns["RESTARTS"]) == ("1200", "1")
-    assert len(json.loads(model.read_text())["learner"]["gradient_booster"]["model"]["trees"]) == 1200
+
+@only_long("tests/trainer/test_horovod_elastic.py runs it under `regroup run`")
+def test_survivors_of_elastic_horovod_keep_their_processes_through_a_kill_and_resizes(
+    operator: Kubectl, train_namespace: str, torch_image: str
+) -> None:
+    name = "horovod-elastic"
+    shared = installation.volume(operator, train_namespace, "packages")
+    installation.volume(operator, train_namespace, f"{name}-checkpoints")
+    script = SAMPLES / "horovod_elastic.py"
+    arguments = ("--epochs", "40", "--pace", "0.3", "--hurry", "/packages/hurry")
+    apply(operator, name, train_namespace, torch_image, *arguments, script=script)
+    view = JobView(operator, train_namespace, name)
+
+    def process(slot: int) -> list[int]:
+        return faults.trainers(view.pod(slot)["metadata"]["uid"])
+
+    status = view.wait(240, "commits", state="Running", world_size=2, step=5)
+    (survivor,), victim, before = process(0), process(1), containers(view)
+    faults.kill_trainer(view.pod(1)["metadata"]["uid"])
+    for generation, size in ((status["membership"]["generation"] + 1, 2), (0, 3), (0, 1)):
+        if size != 2:
+            generation = view.status()["membership"]["generation"] + 1
+            view.scale(size)
+        status = view.wait(180, f"{size} train", world_size=size, adopted=True, generation=generation)
+        view.wait(120, "a commit", step=status["membership"]["startStep"] + 2)
+        assert process(0) == [survivor], f"the process of worker 0 was replaced with {size} workers"
+        if size == 2:
+            assert containers(view) == before, "the kill cost a pod or a container"
+            assert process(1) != victim
+    log = view.logs(view.pod(0)["metadata"]["name"])
+    places = [(int(epoch), int(batch)) for epoch, batch in re.findall(r"goes on at epoch (\d+) batch (\d+)", log)]
+    assert places == sorted(places), "training never goes back"
+    assert len(places) >= 4, "it trains alone before the killed process is back, if that takes longer than a step"
+    (shared / "hurry").touch()
+    view.wait(240, "the end", state="Succeeded")
+    assert cells(operator.run("--namespace", train_namespace, "get", "trainingjobs", name))["RESTARTS"] == "1"
+    log = view.logs(view.pod(0)["metadata"]["name"])
+    assert float(re.findall(r"rank 0 of 1 .* accuracy ([\d.]+)", log)[0]) > 0.7
