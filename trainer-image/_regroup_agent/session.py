@@ -222,4 +222,5 @@ def merged(adoptions: list[local.AdoptedLocally], form_ms: float) -> wire.Adopte
         transfer_ms=max(a.transfer_ms for a in adoptions),
         rolled_back=any(a.rolled_back for a in adoptions),
         imported=first.imported,
+        own_steps=first.own_steps,
     )

@@ -175,6 +175,20 @@ def test_new_processes_that_hang_before_their_first_word_are_restarted(tmp_path:
     assert [one["cause"] for one in world.status["incidents"]] == ["ProcessExited", "Hung"]
 
 
+def test_script_whose_pattern_never_matches_is_named_and_not_restarted(tmp_path: Path) -> None:
+    job = make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60)
+    world = running(tmp_path, job.with_spec(progress={"log": r"step (?P<step>\d+)"}))
+    world.advance(1700.0, 10.0)
+    assert world.condition("Degraded")["status"] == "False"
+    world.advance(2000.0, 10.0)
+    said = world.condition("Degraded")
+    assert (world.generation, said["reason"]) == (1, "NoProgress")
+    assert "the pattern of spec.progress.log may be wrong" in said["message"]
+    says(world, 0, LOGGED, step=7)
+    world.advance(20.0, 2.0)
+    assert world.condition("Degraded")["reason"] == "AsWanted"
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_script_that_hangs_is_restarted_as_a_whole_and_counts_once(tmp_path: Path, processes: int) -> None:
     """The agent ends the siblings of the process that is killed."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Busy, Phase
+from regroup.protocol.wire import Adopted, Progress, Stacks
 from regroup.protocol.wire import ProcessStack as P
-from regroup.protocol.wire import Progress, Stacks
 from regroup_operator.api import JobStatus
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import AgentSession, Settings
@@ -197,6 +197,29 @@ def test_where_no_rank_waits_for_another_it_takes_three_times_as_long_and_says_s
     assert (found.culprits, found.together, found.due_s) == ({}, False, ALONE_S)
     assert "no rank waits for another: rank 0 (worker 0, process 0) hangs in load (train.py:0)" in found.message
     assert len(find(*both, now_s=ALONE_S).ask) == 2, "they may have moved meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("places", "named"),
+    [
+        pytest.param([P.COLLECTIVE, P.OUTSIDE], "rank 1 (worker 1, process 0) is in load (train.py:1)", id="one is waited for"),
+        pytest.param([P.OUTSIDE, P.OUTSIDE], "rank 0 (worker 0, process 0) is in load (train.py:0)", id="an evaluation"),
+        pytest.param([P.OUTSIDE, P.STOPPED], "rank 0 (worker 0, process 0) is in load (train.py:0)", id="any of them"),
+    ],
+)  # fmt: skip
+def test_script_with_steps_of_its_own_is_restarted_only_if_the_spec_says_how_long_is_too_long(
+    places: list[str], named: str
+) -> None:
+    """Elastic Horovod commits what it likes when it likes, and may evaluate for an hour in between."""
+    adopted = Adopted(0, "self", own_steps=True)
+    workers = [member(slot, place, at_s=MOVED_S + 60, adopted=adopted) for slot, place in enumerate(places)]
+    hang = find(*workers, now_s=MOVED_S + 5000)
+    assert hang == Hang(message=hang.message, is_only_said=True)
+    assert hang.message == (
+        f"No step was committed for 60 s: {named}. A long evaluation between two commits looks the same. To have the process "
+        "restarted, set spec.recovery.hangSeconds."
+    )
+    assert find(*workers, now_s=MOVED_S + 5000, hang_seconds=20).culprits
 
 
 def test_one_process_is_left_with_the_state() -> None:

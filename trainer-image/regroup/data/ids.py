@@ -15,7 +15,7 @@ constant time, and nothing is stored. (Black and Rogaway, Ciphers with Arbitrary
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -132,6 +132,8 @@ class SamplePlan:
     """The samples are a stream's: they come in the order of their numbers, without end. `num_samples` is UNKNOWN then."""
     shuffles: bool = True
     """Each epoch has an order of its own. False: each epoch has the order of the samples' numbers."""
+    own_steps: ClassVar[bool] = False
+    """A script deals its samples itself, and a step is what it commits (elastic Horovod)."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _rows: dict[int, tuple["_Block", int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Block of a step and the step's place in it."""

@@ -106,7 +106,14 @@ class Adopter:
         self._state.named(pair, groups.generation)
         transfer_ms = (time.monotonic() - formed_s) * 1e3
         return AdoptedLocally(
-            groups.generation, pair.step, adopted.source, pair, transfer_ms, adopted.rolled_back, adopted.imported
+            groups.generation,
+            pair.step,
+            adopted.source,
+            pair,
+            transfer_ms,
+            adopted.rolled_back,
+            adopted.imported,
+            own_steps=self._plan.own_steps,
         )
 
     def adopt_exactly(self, finish: FinishLocally) -> StatePair:

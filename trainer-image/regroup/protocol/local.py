@@ -77,6 +77,8 @@ class AdoptedLocally:
     rolled_back: bool = False
     imported: Optional[str] = None
     """The job begins with an earlier job's checkpoint: the digest of its record (`Commit.fingerprint`). None: it does not."""
+    own_steps: bool = False
+    """A step is what the script commits (elastic Horovod). Between two of them it may do anything, such as an evaluation."""
 
 
 @dataclass(frozen=True)

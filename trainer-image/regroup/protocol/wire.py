@@ -41,7 +41,7 @@ class Changed:
 @dataclass(frozen=True)
 class Adopted:
     """All of the worker's processes hold the generation's state. `source`: pod UID it came from, or `disk`, `nothing`, `self`.
-    `imported`: as AdoptedLocally has it."""
+    `imported` and `own_steps` are as AdoptedLocally has them."""
 
     TYPE = "adopted"
     start_step: int
@@ -52,6 +52,7 @@ class Adopted:
     imported: Optional[str] = None
     form_ms: Optional[float] = None
     """Milliseconds from the entry of the slowest process until its groups stood."""
+    own_steps: bool = False
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ def find_hang(
     if asked is not None:
         return asked
     stacks = rank_stacks(training, current, processes, clock.overdue_s)
+    if hang_seconds is None and any(s.adopted is not None and s.adopted.own_steps for s in sessions):
+        return _may_evaluate(clock, stacks)
     alone = len(training) == len(members) and _waits_for_none(stacks)
     if alone and now_s < clock.alone_s:
         return _may_be_slow(clock, stacks)
@@ -158,6 +160,21 @@ def _may_be_slow(clock: _Clock, stacks: Sequence[_RankStack]) -> Hang:
     where = "; ".join(_words(*place) for place in stacks[:3])
     then = f"It counts as a hang after {clock.alone_s - clock.began_s:.0f} s"
     return Hang(clock.alone_s, f"{clock.says(clock.overdue_s)}, and no rank waits for another: {where}. {then}.")
+
+
+def _may_evaluate(clock: _Clock, stacks: Sequence[_RankStack]) -> Hang:
+    """Return the sentence on an elastic script of Horovod. Its steps are its commits, so a long evaluation looks like a hang.
+
+    The library knows nothing of what the script does between two commits, and the script has no `job.pause` to say so.
+    """
+    place = next((one for one in stacks if one[2].place not in _INSIDE), stacks[0] if stacks else None)
+    where = ""
+    if place is not None:
+        rank, worker, stack = place
+        verb = "is" if stack.place == ProcessStack.STOPPED else "is in"
+        where = f": rank {rank} (worker {worker.id}, process {stack.local_rank}) {verb} {stack.where}"
+    then = "A long evaluation between two commits looks the same. To have the process restarted, set spec.recovery.hangSeconds."
+    return Hang(message=f"{clock.says(clock.overdue_s)}{where}. {then}", is_only_said=True)
 
 
 def _verdict(

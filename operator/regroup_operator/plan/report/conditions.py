@@ -339,10 +339,10 @@ def _degraded(course: Course) -> JobCondition:
         return JobCondition("Degraded", "True", "Crashing", course.crash)
     if course.ignored:
         return _bounded("Degraded", "True", "FailuresIgnored", course.ignored)
+    if course.hang:  # also of a script that has not said anything since its start
+        return _bounded("Degraded", "True", "NoProgress", course.hang)
     if phase in (PENDING, STARTING):
         return JobCondition("Degraded", "False", "NotStarted", "Training has not begun.")
-    if course.hang:
-        return _bounded("Degraded", "True", "NoProgress", course.hang)
     if phase == RUNNING and course.leaving:
         return _bounded("Degraded", "True", "Leaving", course.leaving)
     _, count = _trains(course.current)

@@ -92,6 +92,8 @@ class _NoOptimizer:
 class _NoSamples(SamplePlan):
     """The script deals its samples itself, so none are counted."""
 
+    own_steps = True
+
     @property
     def step_samples(self) -> int:
         return 0
