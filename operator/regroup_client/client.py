@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -189,12 +189,12 @@ class Job:
         follow: bool = False,
         tail: int | None = None,
         all_attempts: bool = False,
-    ) -> Iterator[Line]:
+    ) -> Generator[Line, None, None]:
         """Yield the lines that the workers wrote, by time. `str` of a line is the text with [slot.rank] in front.
 
         Choose lines by `rank`, `slot`, `since` ("10m") and `grep`, a regular expression. `tail` is a number of last lines of each
         worker; None means all. `all_attempts` adds the replaced pods of each slot. With `follow` the lines go on until the job
-        ends: the wait is endless. Close the iterator to end it.
+        ends: the wait is endless. `close()` of what is returned ends it.
         """
         choice = Choice(rank, 0, None if grep is None else _pattern(grep))
         since_s = None

@@ -12,7 +12,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,7 +114,7 @@ class Reader(Protocol):
         """Open a log: its last `tail` lines (None: all), or those from about `after_ns` on; `follow`: until it ends."""
 
 
-def read(reader: Reader, choice: Choice, tail: int | None) -> Iterator[Line]:
+def read(reader: Reader, choice: Choice, tail: int | None) -> Generator[Line, None, None]:
     """Yield the lines that the job's logs have now, by time. Raises LogsError if there is no log that can be read."""
     logs, _ = reader.logs()
     failures: list[LogsError] = []
@@ -214,7 +214,7 @@ class Follower:
         self._patience = Patience()
         self._fails = False
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Generator[Line, None, None]:
         """Yield lines as they are written. Raises LogsError if the job or its pods cannot be read at first, or for PATIENCE_S."""
         first = self._reader.logs()
         self._update(*first, first=True)

@@ -1,13 +1,16 @@
 """What end-to-end tests share: the cluster as they see it, pods that Pod Security "restricted" admits, and pods of roles."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cluster import lifecycle, nodes
+from cluster import binaries, lifecycle, nodes, paths
 from cluster.kubectl import Kubectl
 from harness import faults
 from harness.job import JobView
@@ -102,3 +105,29 @@ def pods_of(job: JobView, name: str) -> list[dict[str, Any]]:
         job.kubectl.run("--namespace", job.namespace, "get", "pods", selector, "-o", "json")
     )["items"]
     return found
+
+
+@contextmanager
+def with_kubectl() -> Iterator[None]:
+    """Have our kubectl first on the PATH, as a user of the client has one."""
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{binaries.ensure()}:{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+def kubectl_regroup(namespace: str, *words: str, code: int = 0) -> str:
+    """Run `kubectl regroup` as a user does, and return what it prints: on stderr if it ends with another code than 0."""
+    with with_kubectl():
+        done = subprocess.run(
+            [sys.executable, "-m", "regroup_cli.plugin", f"--kubeconfig={paths.kubeconfig()}", "-n", namespace, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr
+    assert code or not done.stderr, done.stderr
+    return done.stderr if code else done.stdout

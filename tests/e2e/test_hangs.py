@@ -7,6 +7,7 @@ import signal
 from cluster.kubectl import Kubectl
 from harness import faults, installation
 from harness.traced_job import leader_node
+from tests.e2e.kit import kubectl_regroup
 from tests.e2e.shared import WORKERS, SharedJobs, worker_of
 
 HANG_S = 15
@@ -50,4 +51,7 @@ def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
     assert incident["culprit"] == worker, incident
     assert f"rank {rank} (worker {worker}, process 0) is stopped by a signal" in incident["decision"]
     assert len(incident["stacks"]) == 3
+    shown = kubectl_regroup(job.namespace, "stacks", job.name).splitlines()
+    assert shown[1:] == incident["stacks"]
+    assert shown[0].startswith(f"{incident['at']}, before generation {incident['generation']}: ")
     assert took_s <= HANG_S + TAKEOVER_S, took_s
