@@ -49,7 +49,7 @@ class ClusterJobs:
                 patience = Patience()
                 for event in self._api.watch(JOBS, fieldSelector=f"metadata.name={job}", timeoutSeconds=str(WATCH_S)):
                     if event["type"] == "DELETED":
-                        raise JobError(f"The job {job} was deleted.")
+                        raise ApiError(404, "NotFound", f"The job {job} was deleted.")
                     yield event["object"]
             except ApiError as error:
                 if patience is None or error.is_final:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.local_run import LocalRun
+from regroup_cli.__main__ import main
 from tests.long import only_long
 from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
@@ -65,7 +66,7 @@ NO_HANGS = ["slow:1:80", "declared:2:90"]
 
 @pytest.mark.slow
 def test_hangs_of_every_kind_are_named_and_ended_and_no_step_is_lost(
-    start: Start, zygote: Zygote, tmp_path: Path
+    start: Start, zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Slow: each hang lasts for HANG_S at least."""
     plain = Plain(zygote, tmp_path / "plain", SCRIPT)
@@ -78,6 +79,8 @@ def test_hangs_of_every_kind_are_named_and_ended_and_no_step_is_lost(
     # The two at once count twice, the one in which everybody waits for the others not at all.
     assert status["restarts"]["processes"] == len(IN_TURN)
     assert all(len(incident["stacks"]) == 3 for incident in status["incidents"])
+    assert main(["stacks", str(run.state)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == status["incidents"][-1]["stacks"]
     assert all(incident.get("stepsRedone", 0) <= 1 for incident in status["incidents"])
     steps = [entry["startStep"] for entry in status["lineage"]]
     assert steps == sorted(steps), "it was rolled back"

@@ -1,0 +1,72 @@
+"""The Python client against a real API server, through a real kubectl proxy. Nothing runs the pods: the tests write the status."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import binaries
+from regroup_client import Client, ClientError, JobError, TimedOut
+from tests.api.conftest import Api
+
+JOB = "dtj/train"
+
+
+@pytest.fixture
+def client(api: Api, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setenv("PATH", f"{binaries.ensure()}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    with Client(namespace, kubeconfig=str(api.kubeconfig)) as made:
+        yield made
+
+
+def status(api: Api, namespace: str, state: str, **condition: str) -> None:
+    made: dict[str, Any] = {"summary": {"state": state}}
+    if condition:
+        made["conditions"] = [{"lastTransitionTime": "2026-01-01T00:00:00Z", **condition}]
+    patch = json.dumps({"status": made})
+    api.done("patch", JOB, f"--namespace={namespace}", "--subresource=status", "--type=merge", f"--patch={patch}")
+
+
+def test_job_is_submitted_waited_for_changed_and_deleted(client: Client, api: Api, namespace: str) -> None:
+    job = client.submit("train.py", ["--lr", 0.1], image="torch", workers=2, max=4, env={"A": "B"})
+    assert [one.name for one in client.jobs()] == ["train"]
+    assert job.status().state == "AwaitingOperator"
+    with pytest.raises(TimedOut, match=r"is not training after 0\.5 s"):
+        job.wait("training", timeout=0.5)
+    training = {"type": "Training", "status": "True", "reason": "Running", "message": "Two workers train."}
+    later = threading.Timer(0.5, status, (api, namespace, "Running"), training)
+    later.start()
+    assert job.wait("training", timeout=30).state == "Running"
+    job.scale(3)
+    job.suspend()
+    spec = api.get(JOB, f"--namespace={namespace}")["spec"]
+    assert (spec["replicas"], spec["runPolicy"]["suspend"]) == (3, True)
+    job.resume()
+    assert api.get(JOB, f"--namespace={namespace}")["spec"]["runPolicy"]["suspend"] is False
+    with pytest.raises(ClientError, match=r"spec\.replicas"):
+        job.scale(-1)
+    status(api, namespace, "Succeeded")
+    assert job.wait(timeout=30).state == "Succeeded"
+    with pytest.raises(JobError, match=r"The job train has ended \(Succeeded\): it cannot be resized\."):
+        job.scale(2)
+    with pytest.raises(ClientError, match="exists and has ended"):
+        client.submit("train.py", image="torch")
+    job.delete()
+    assert client.jobs() == []
+    with pytest.raises(ClientError, match='"train" not found'):
+        job.wait()
+    assert client.submit("train.py", image="torch").name == "train", "the name is free again"
+
+
+def test_refusal_of_the_api_server_is_the_message_and_leaves_nothing(client: Client) -> None:
+    with pytest.raises(ClientError, match=r"spec\.framework"):
+        client.submit("train.py", image="torch", framework="Cobol")
+    assert client.jobs() == []
