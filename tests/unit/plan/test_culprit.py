@@ -94,9 +94,56 @@ def test_words(standing: str, why: str, text: str) -> None:
     assert name_culprit(CURRENT, [A, C], make_worker(1, standing, why=why)).text == text
 
 
+def exited(
+    slot: int, code: int, line: str, *, at_s: float = 90.0, generation: int = 2, standing: str = Standing.DIED
+) -> Worker:
+    ended = ProcessExit(at_s, 1, 0, code, line, generation)
+    fault = make_fault("exit", exit_code=code, last_line=line)
+    session = make_session(slot, Phase.BROKEN, 2, exits=(ended,), fault=fault, fault_generation=generation)
+    why = "ProcessExited" if standing == Standing.DIED else "CollectiveFailed"
+    return make_worker(slot, standing, session=session, why=why)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "text"),
+    [
+        pytest.param(1, "ValueError: boom", 'exit code 1: "ValueError: boom"', id="an exception"),
+        pytest.param(3, "", "exit code 3", id="an exit without a word"),
+        pytest.param(0, "", "exit code 0", id="a return before the end"),
+        pytest.param(-6, "terminate called", 'signal 6: "terminate called"', id="its own abort"),
+        pytest.param(-9, "50%|#####     |", "signal 9", id="a kill has nothing to do with the last line"),
+        pytest.param(1, "E: " + "word " * 60, 'exit code 1: "E: ' + ("word " * 39)[:-1] + '..."', id="a long line"),
+    ],
+)  # fmt: skip
+def test_process_that_ended_is_named_with_code_and_last_line(code: int, line: str, text: str) -> None:
+    worker = exited(1, code, line)
+    assert name_culprit(CURRENT, [A, worker, C], worker).text == f"worker 1 lost a process ({text})"
+
+
+def test_process_that_ended_before_the_worker_entered_the_generation_has_its_code_and_line() -> None:
+    worker = exited(1, 1, "ValueError: boom", generation=1)
+    assert (
+        name_culprit(CURRENT, [A, worker], worker).text == 'worker 1 lost a process (exit code 1: "ValueError: boom")'
+    )
+
+
+def test_script_whose_siblings_are_still_ending_has_lost_a_process_and_reported_no_collective() -> None:
+    """The other workers' processes end a moment later, because the first one's connections are gone."""
+    first = exited(1, 1, "ValueError: boom", at_s=90.0, standing=Standing.BROKEN)
+    later = exited(0, 1, "Connection closed by peer", at_s=90.1, standing=Standing.BROKEN)
+    got = name_culprit(CURRENT, [later, first, C], later)
+    says = 'worker 1 lost a process (exit code 1: "ValueError: boom")'
+    assert (got.id, got.cause, got.text) == ("1", "ProcessExited", says)
+
+
+def test_exit_in_the_generation_before_says_nothing_of_a_failed_collective() -> None:
+    before = exited(1, 1, "ValueError: boom", generation=1, standing=Standing.BROKEN)
+    assert name_culprit(CURRENT, [before, C], before).text == "worker 1 reported a failed collective"
+
+
 def test_memory_is_named_with_its_numbers() -> None:
-    fault = make_fault("exit", exit_code=-9, reason="OOMKilled", detail="limit 1 GiB, at most 1 GiB used")
-    process = make_worker(1, Standing.DIED, why="OOMKilled", session=make_session(1, fault=fault, fault_generation=2))
+    killed = ProcessExit(90.0, 1, 0, -9, generation=2, reason="OOMKilled", detail="limit 1 GiB, at most 1 GiB used")
+    process = make_worker(1, Standing.DIED, why="OOMKilled", session=make_session(1, exits=(killed,)))
     container = make_worker(1, Standing.DIED, why="OOMKilled", pod=make_pod(1, memory_limit="512Mi"))
     got = [name_culprit(CURRENT, [A, w], w).text for w in (process, container)]
     assert got == [

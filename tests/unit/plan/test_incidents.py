@@ -9,8 +9,9 @@ import pytest
 from regroup.protocol.wire import Adopted, Fault
 from regroup_operator.api.status import Incident
 from regroup_operator.model.plan import Clock
+from regroup_operator.model.records import ProcessExit
 from regroup_operator.model.worker import Announce, Standing
-from regroup_operator.plan.report.incidents import make_incident, missing_for_memory, with_times
+from regroup_operator.plan.report.incidents import make_incident, missing_for_memory, with_exit, with_times
 from tests.builders.plan import make_current, make_fault, make_session, make_worker
 
 SECOND = Incident(generation=2, at="2026-01-01T00:00:00Z", decision="Any.")
@@ -54,6 +55,31 @@ def test_form_time_is_not_said_before_all_have_formed() -> None:
 def test_form_time_of_scripts_is_not_said_for_nobody_has_measured_it() -> None:
     session = make_session(0, adopted=Adopted(0, "self"), adopted_generation=2)
     assert with_times(SECOND, 2, [make_worker(0, session=session)], None).form_ms is None
+
+
+UNEXPLAINED = SECOND.with_fields(
+    cause="ProcessExited", culprit="1", decision="worker 1 lost a process; 2 workers go on."
+)
+
+
+@pytest.mark.parametrize(
+    ("slot", "generation", "reason", "cause", "decision"),
+    [
+        pytest.param(1, 1, "", "ProcessExited", 'worker 1 lost a process (exit code 3: "E: no"); 2 workers go on.', id="how it ended"),
+        pytest.param(1, 1, "OOMKilled", "OOMKilled", "worker 1 lost a process (OOMKilled: limit 1 GiB); 2 workers go on.",
+                     id="for lack of memory"),
+        pytest.param(1, 2, "", "ProcessExited", UNEXPLAINED.decision, id="another process, in the generation after"),
+        pytest.param(0, 1, "", "ProcessExited", UNEXPLAINED.decision, id="another worker, which the first one took along"),
+    ],
+)  # fmt: skip
+def test_incident_says_how_the_process_ended_once_its_agent_knows(
+    slot: int, generation: int, reason: str, cause: str, decision: str
+) -> None:
+    exits = (ProcessExit(90.0, 1, 0, 3, "E: no", generation, reason=reason, detail="limit 1 GiB"),)
+    worker = make_worker(slot, session=make_session(slot, exits=exits))
+    got = with_exit(UNEXPLAINED, [worker], broken=range(1, 2))
+    assert (got.cause, got.decision) == (cause, decision)
+    assert with_exit(got, [worker], broken=range(1, 2)) == got, "once is enough"
 
 
 def ended(generation: int, cause: str, culprit: str | None = None) -> Incident:

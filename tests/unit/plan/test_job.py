@@ -353,7 +353,10 @@ def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:
 def test_process_that_is_killed_for_its_memory_is_the_incidents_cause_and_said_until_it_is_back() -> None:
     detail = "limit 1 GiB, at most 1 GiB used"
     fault = Fault("exit", exit_code=-9, reason="OOMKilled", detail=detail)
-    died = make_session(1, Phase.STARTING, entered=1, fault=fault, fault_generation=1, fault_at_s=99.9)
+    ended = ProcessExit(99.9, 1, 0, -9, generation=1, reason="OOMKilled", detail=detail)
+    died = make_session(
+        1, Phase.STARTING, entered=1, fault=fault, fault_generation=1, fault_at_s=99.9, exits=(ended,), num_exits=1
+    )
     got = plan(sessions=(trains(0), died))
     incident = got.written["incidents"][-1]
     says = f"worker 1 lost a process (OOMKilled: {detail}); 1 worker goes on."

@@ -1,20 +1,27 @@
 """Name the worker that broke a generation, in one sentence. Pure; trouble.py and forced.py decide, this only finds the words.
 
 A broken group is noticed by its survivors first: each reports a failed collective, and most of them name the rank that they
-lost. So the worker to name is the one that they accuse and that did not itself report a broken group.
+lost. So the worker to name is the one that they accuse and that did not itself report a broken group. A worker that lost one
+of several processes has a broken group, too. The first of them is named before all others, with exit code and last line.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from regroup.protocol.text import shorten
+from regroup_operator.model.records import ProcessExit
 from regroup_operator.model.worker import Current, Standing, Worker
 
 MAX_WORDS = 200
-"""Characters of what a process says of its failed collective."""
+"""Characters of what a process says of its failed collective, and of its last line."""
+OOM_KILLED = "OOMKilled"
+"""Reason of an exit for lack of memory; the cause of its incident, too."""
+FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Ends that come from outside of a process. The line that it wrote last says nothing of them."""
 OVERDUE = "did not enter the generation in time"
 
 
@@ -34,10 +41,15 @@ def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> 
     """
     broke = next((w for w in members if w.why == "Hung"), broke)
     if broke.standing != Standing.BROKEN or broke.why == "Hung":
-        return Culprit(str(broke.id), broke.why, f"{_subject(broke)} {_verb(broke)}")
+        return Culprit(str(broke.id), broke.why, f"{_subject(broke)} {_verb(broke, current)}")
+    exits = [(ended, w) for w in members if w.standing == Standing.BROKEN and (ended := exit_of(w, (current.number,)))]
+    if exits:
+        ended, exited = min(exits, key=lambda found: found[0].at_s)
+        cause = OOM_KILLED if ended.reason == OOM_KILLED else "ProcessExited"
+        return Culprit(str(exited.id), cause, f"worker {exited.id} {exit_words(ended)}")
     accused, accuser = _accused(current, members)
     if accused is None:
-        return Culprit(str(broke.id), broke.why, f"worker {broke.id} {_verb(broke)}")
+        return Culprit(str(broke.id), broke.why, f"worker {broke.id} {_verb(broke, current)}")
     by = f" by worker {accuser.id}" if accuser is not None else ""
     return Culprit(str(accused.id), accused.why or broke.why, f"{_subject(accused)} cannot be reached{by}")
 
@@ -69,19 +81,40 @@ def _subject(worker: Worker) -> str:
     return f"worker {worker.id} on node {worker.pod.node}"
 
 
-def _verb(worker: Worker) -> str:
+def exit_of(worker: Worker, generations: Container[int]) -> ProcessExit | None:
+    """Return the first process of a worker that ended by itself in one of these generations, None if there is none."""
+    exits = worker.session.exits if worker.session is not None else ()
+    return next((e for e in exits if e.generation in generations and not e.hung), None)
+
+
+def _reported_exit(worker: Worker) -> ProcessExit | None:
+    """Return the exit that a worker reported last, if it has reported nothing else since. It may have entered no generation."""
+    session = worker.session
+    if session is None or session.fault is None or session.fault.cause != "exit" or not session.exits:
+        return None
+    return session.exits[-1]
+
+
+def exit_words(ended: ProcessExit) -> str:
+    """Return the verb for a process that ended: `lost a process (exit code 1: "ValueError: boom")`."""
+    if ended.reason == OOM_KILLED:
+        return f"lost a process ({ended.reason}: {ended.detail})"
+    code = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
+    line = "" if ended.exit_code in FROM_OUTSIDE else shorten(ended.last_line, MAX_WORDS)
+    return f'lost a process ({code}: "{line}")' if line else f"lost a process ({code})"
+
+
+def _verb(worker: Worker, current: Current) -> str:
     fault = worker.session.fault if worker.session else None
     if worker.why == "Hung":
         exits = worker.session.exits if worker.session else ()
         return "lost a process that hung" + next((f" ({e.hung})" for e in reversed(exits) if e.hung), "")
-    if worker.why == "OOMKilled" and fault is not None and fault.reason:
-        return f"lost a process ({fault.reason}: {fault.detail})"
+    ended = exit_of(worker, (current.number,)) or _reported_exit(worker)
+    if ended is not None and worker.why in ("ProcessExited", ended.reason):
+        return exit_words(ended)
     if worker.why == "OOMKilled" and worker.pod is not None:
         limit = f": limit {worker.pod.memory_limit}" if worker.pod.memory_limit else ""
         return f"was killed for lack of memory (OOMKilled{limit})"
-    if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
-        code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
-        return f"lost a process ({code})"
     if worker.why == "CollectiveFailed" and fault is not None and fault.cause == "hung":
         return f"lost a process that hung ({shorten(fault.message.rstrip('.'), MAX_WORDS)})"
     if worker.why == "CollectiveFailed" and fault is not None and fault.message and fault.cause != "exit":

@@ -10,9 +10,10 @@ from regroup_operator.api.members import parse_members
 from regroup_operator.api.status import Incident, JudgedExits
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import PLANNED_CAUSES, Announce, Current, Worker
+from regroup_operator.plan.generation.culprit import OOM_KILLED, exit_of, exit_words
 
-OOM_KILLED = "OOMKilled"
-"""The kubelet's reason and the agent's: a process was killed for lack of memory."""
+_UNEXPLAINED = "lost a process;"
+"""The words of a decision that was made before the agent knew how the process ended."""
 
 
 def make_incident(number: int, decision: Announce, workers: Sequence[Worker], clock: Clock) -> Incident:
@@ -69,6 +70,22 @@ def with_rule(incident: Incident, judged: JudgedExits | None, *, broken: range) 
     if judged is None or judged.rule is None or judged.generation not in broken:
         return incident
     return incident.with_fields(rule=judged.rule)
+
+
+def with_exit(incident: Incident, workers: Sequence[Worker], *, broken: range) -> Incident:
+    """Return the incident with exit code and last line of the culprit's process, once its agent has reported them.
+
+    A closed connection shows that a process has left before the agent has reaped it and can say how it ended. `broken`: the
+    generations whose end the incident can be.
+    """
+    culprit = next((w for w in workers if str(w.id) == incident.culprit), None)
+    ended = None if culprit is None else exit_of(culprit, broken)
+    if ended is None or _UNEXPLAINED not in incident.decision or incident.cause != "ProcessExited":
+        return incident
+    return incident.with_fields(
+        decision=incident.decision.replace(_UNEXPLAINED, f"{exit_words(ended)};", 1),
+        cause=OOM_KILLED if ended.reason == OOM_KILLED else incident.cause,
+    )
 
 
 def missing_for_memory(incidents: Sequence[Incident], current: Current | None) -> str:

@@ -23,7 +23,7 @@ from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.curve import extended
 from regroup_operator.plan.report.goodput import goodput
-from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
+from regroup_operator.plan.report.incidents import make_incident, with_exit, with_rule, with_times
 from regroup_operator.plan.report.overview import Stages, overview
 from regroup_operator.plan.report.progress import checkpoint_status, progress_status, script_progress_status
 from regroup_operator.plan.report.seen import seen_at, seen_due_s
@@ -124,10 +124,12 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
         planned = current.kind == PLANNED
         persist_ms = facts.memory.issued.persist_ms
         incidents[-1] = with_times(incidents[-1], current.number, facts.members, persist_ms, planned=planned)
+        # A process is seen to have left before its agent has reaped it and can say how it ended.
+        before = incidents[-2].generation if len(incidents) > 1 else 1
+        broken = range(before, current.number)
+        incidents[-1] = with_exit(incidents[-1], generation.workers, broken=broken)
         if incidents[-1].rule is None and incidents[-1].cause not in PLANNED_CAUSES:
-            # A process is seen to have left before its agent has reaped it and can say how it ended.
-            before = incidents[-2].generation if len(incidents) > 1 else 1
-            incidents[-1] = with_rule(incidents[-1], failures.judged, broken=range(before, current.number))
+            incidents[-1] = with_rule(incidents[-1], failures.judged, broken=broken)
     document, decision = generation.document, generation.decision
     if document is not None and document.number > 1 and isinstance(decision, Announce):
         incident = make_incident(document.number, decision, generation.workers, clock)
