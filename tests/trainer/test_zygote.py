@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import json
@@ -291,6 +292,15 @@ def to_the_end(operator: OperatorEdge) -> Heard:
     operator.tell(wire.Welcome("Unknown"))
     operator.tell(generation(1, 0)[0])
     return operator.wait(lambda h: isinstance(h.body, (wire.Fault, wire.Finished)), timeout_s=60)
+
+
+def test_command_line_of_a_forked_process_is_short_and_names_the_script(operator: OperatorEdge, worker: Worker) -> None:
+    line = {"line": "open('/proc/self/cmdline').read().split(chr(0))[:-1]"}
+    got = facts(operator, worker, "import os\n", line)["line"][1]
+    start = [sys.executable, "-u", "-c", "import os, sys; exec(os.read(int(sys.argv[1]), 1 << 20))"]
+    command = [sys.executable, str(worker.directory / "train.py"), "one", "--two"]
+    shown = ast.literal_eval(got)
+    assert (shown[:4], shown[5:]) == (start, ["regroup-zygote", *command])
 
 
 @pytest.mark.parametrize("way", ["forked", "execd", "with a fork of its own"])

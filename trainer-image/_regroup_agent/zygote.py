@@ -23,6 +23,8 @@ MAX_IMPORT_S = 300.0
 """Longest import of the preload; after it processes are exec'd. On a cold network disk torch takes a minute or two."""
 MAX_FORK_S = 30.0
 """Time after which a zygote that does not answer is killed. A fork takes milliseconds."""
+READ_SOURCE = "import os, sys; exec(os.read(int(sys.argv[1]), 1 << 20))"
+"""What `ps` shows as the zygote's program: it runs zygote_child.py, which comes through the socket. The image has no such file."""
 MAX_DEATHS = 3
 """Number of deaths in a row, without a fork in between, after which processes are exec'd."""
 
@@ -90,9 +92,20 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        argv = [self._python.argv[0], "-u", "-c", source_of("zygote_child.py"), str(theirs.fileno()), json.dumps(setup)]
+        ours.setblocking(False)
+        argv = [
+            self._python.argv[0],
+            "-u",
+            "-c",
+            READ_SOURCE,
+            str(theirs.fileno()),
+            "regroup-zygote",
+            *self._python.argv,
+        ]
         self._ready = asyncio.get_running_loop().create_future()
         try:
+            for text in (source_of("zygote_child.py"), json.dumps(setup)):
+                ours.send(text.encode())  # the socket keeps both until the process reads them
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -108,7 +121,6 @@ class Zygote:
             return
         finally:
             theirs.close()
-        ours.setblocking(False)
         self._channel = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
         self._cancel_overdue()

@@ -1,7 +1,8 @@
 """The zygote: imports slow modules once and forks trainer processes in milliseconds.
 
-Runs as `python -c <this text> SOCKET_FD SETUP` under the command's own interpreter and path. It imports nothing of ours, since a
-`regroup` from the agent's zipapp would hide the image's. It stays single-threaded and never touches CUDA. Each fork goes through a
+Runs as `python -c READ_SOURCE SOCKET_FD regroup-zygote COMMAND` under the command's own interpreter and path. This text and the
+setup are the first two messages on the socket, so that `ps` shows a short line. The text imports nothing of ours, since a `regroup`
+from the agent's zipapp would hide the image's. It stays single-threaded and never touches CUDA. Each fork goes through a
 process that ends at once, so that the agent, a subreaper, becomes the parent and sees the exit status. The
 forked child leaves the loop and runs the user's code at top level: exit codes, atexit and tracebacks are python's own.
 """
@@ -217,7 +218,7 @@ def _set_path(setup: dict[str, Any]) -> None:
 
 def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    setup = json.loads(sys.argv[2])
+    setup = json.loads(channel.recv(1 << 20))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _call_it("zygote", libc)
