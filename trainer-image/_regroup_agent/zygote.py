@@ -24,7 +24,7 @@ MAX_IMPORT_S = 300.0
 MAX_FORK_S = 30.0
 """Time after which a zygote that does not answer is killed. A fork takes milliseconds."""
 READ_SOURCE = "import os, sys; exec(os.read(int(sys.argv[1]), 1 << 20))"
-"""What `ps` shows as the zygote's program: it runs zygote_child.py, which comes through the socket. The image has no such file."""
+"""The Python that starts the zygote, as `ps` shows it. It reads zygote_child.py from the socket, since no image has that file."""
 MAX_DEATHS = 3
 """Number of deaths in a row, without a fork in between, after which processes are exec'd."""
 
