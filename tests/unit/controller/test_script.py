@@ -68,6 +68,24 @@ def test_a_change_of_size_is_starting_until_the_new_group_has_formed(tmp_path: P
     assert world.phase == "Running"
 
 
+def test_pod_that_was_deleted_by_force_is_recovered_from_until_the_group_has_formed_again(tmp_path: Path) -> None:
+    """Its replacement comes before the others have formed their group, so a planned generation follows the forced one."""
+    world = running(tmp_path)
+    world.vanish(world.uid(1))
+    world.advance(2.0)
+    assert (world.generation, world.status["membership"]["kind"]) == (3, "planned")
+    assert world.phase == "Recovering"
+    world.kill_operator()
+    world.start_operator()
+    world.advance(25.0)
+    assert world.phase == "Recovering", "the next operator says so, too"
+    observed(world, "formed", 0, (1, 1), 2)
+    assert world.phase == "Running"
+    world.scale(2)
+    world.advance(1.0)
+    assert world.phase == "Starting", "a change of size afterwards is none"
+
+
 def test_without_a_hook_it_is_running_and_unobserved_after_30_s(tmp_path: Path) -> None:
     world = World(tmp_path, ELASTIC, script="plain")
     world.advance(UNOBSERVED_S - 1)

@@ -62,12 +62,14 @@ def phase_of(
     ended: str | None,
     stalled: bool = False,
     group: str | None = None,
+    before: str | None = None,
 ) -> str:
     """Return status.phase.
 
     `trained` says that a generation has adopted before. `ended` is one of AT_REST (None: the job wants to train). `stalled` says
     that steps are overdue. That is the fault of the worker that cannot be reached, if there is one, and else the script's own
     affair. `group` says whether a script's processes have formed theirs (script_group.py); it is None for a session.
+    `before` is the phase in the status.
     """
     if ended:
         return ended
@@ -87,9 +89,10 @@ def phase_of(
     if broken or (stalled and silent):
         return RECOVERING
     if group == Group.WAITING:
-        # Each generation starts a script's processes anew: a planned one, too, ends those that trained.
+        # Each generation starts a script's processes anew: a planned one, too, ends those that trained. One with which a worker
+        # comes back before the others have formed their group belongs to the recovery.
         later = any(entry.generation < current.number for entry in current.lineage)
-        return RECOVERING if later and current.kind != PLANNED else STARTING
+        return RECOVERING if later and (current.kind != PLANNED or before == RECOVERING) else STARTING
     if current.adopted or current.kind == "planned":
         return RUNNING
     return RECOVERING

@@ -106,6 +106,7 @@ def overview(stages: Stages, status: JobStatus) -> tuple[JobStatus, list[EventNo
         ended=rest,
         stalled=facts.stalled,
         group=group,
+        before=facts.status.phase,
     )
     now = {
         **_accepted(facts, lifecycle, before),
