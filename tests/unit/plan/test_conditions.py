@@ -158,6 +158,25 @@ def test_agents_connected(worker: Worker, status: str, reason: str) -> None:
     assert (got.type, got.status, got.reason) == ("AgentsConnected", status, reason)
 
 
+@pytest.mark.parametrize(
+    ("others", "node", "hint"),
+    [
+        pytest.param((), "node-2", "Check egress NetworkPolicy, DNS and service mesh. If the nodes are very busy, the agents may",
+                     id="nobody has called"),
+        pytest.param((A,), "node-2", "Other agents have connected: node node-2 is busy and the agent is only slow, or there the",
+                     id="one on another node has called"),
+        pytest.param((A,), "node-0", "Another agent on the same node has connected, so the network works: node node-0 is busy",
+                     id="one on the same node has called"),
+        pytest.param((A,), "", "Other agents have connected: its node is busy", id="a pod without a known node"),
+    ],
+)  # fmt: skip
+def test_agent_that_is_only_slow_is_told_from_a_network_that_is_closed(
+    others: tuple[Worker, ...], node: str, hint: str
+) -> None:
+    late = make_worker(2, Standing.OUTSIDE, session=None, pod=make_pod(2, running_since_s=0.0, node=node))
+    assert hint in conditions(*others, late)[1].message
+
+
 def test_agent_that_was_turned_away_is_said_with_its_reason() -> None:
     refusals = {"uid-2.0": "Protocol version 2 is not supported; this operator supports 1.", "other": "x"}
     got = conditions(A, B, unheard(0.0), refusals=refusals)[1]

@@ -155,6 +155,23 @@ def test_first_generation(ready_since: list[float], bounds: Bounds | None, want:
     assert words(decide(workers, bounds=bounds, first=True)) == want
 
 
+@pytest.mark.parametrize(
+    ("phases", "says"),
+    [
+        pytest.param([], "needed.", id="no agent has called"),
+        pytest.param([Phase.IDLE], "needed; 1 still imports the script's modules, such as torch.", id="one imports"),
+        pytest.param([Phase.IDLE, Phase.IDLE, Phase.STARTING],
+                     "needed; 2 still import the script's modules, such as torch; the processes of 1 run and have not come to "
+                     "Regroup's session yet.", id="two import, and one has processes"),
+    ],
+)  # fmt: skip
+def test_wait_for_the_first_workers_says_what_they_do(phases: list[str], says: str) -> None:
+    workers = [out(n, session=make_session(n, phase), available=False) for n, phase in enumerate(phases)]
+    got = decide(workers, first=True)
+    assert isinstance(got, Wait)
+    assert (got.reason, got.message.endswith(says)) == ("TooFewReady", True), got.message
+
+
 def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> None:
     workers = [out(0), out(0, 1), out(1, pod=make_pod(1, terminating=True)), out(2)]
     assert words(decide(workers, bounds=make_bounds(2, 2), first=True)) == (FORCED, "Started", "0,2")

@@ -65,7 +65,8 @@ UNEXPLAINED = SECOND.with_fields(
 @pytest.mark.parametrize(
     ("slot", "generation", "reason", "cause", "decision"),
     [
-        pytest.param(1, 1, "", "ProcessExited", 'worker 1 lost a process (exit code 3: "E: no"); 2 workers go on.', id="how it ended"),
+        pytest.param(1, 1, "", "ProcessExited", 'worker 1 lost a process (exit code 3: "E: no"); 2 workers go on.',
+                     id="how it ended"),
         pytest.param(1, 1, "OOMKilled", "OOMKilled", "worker 1 lost a process (OOMKilled: limit 1 GiB); 2 workers go on.",
                      id="for lack of memory"),
         pytest.param(1, 2, "", "ProcessExited", UNEXPLAINED.decision, id="another process, in the generation after"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.worker import Bounds, Current, Worker
 
@@ -129,6 +130,21 @@ def ready_words(chosen: Sequence[Worker], ready: Iterable[Worker], bounds: Bound
             f", of which {len(chosen)} may train (the next size of spec.elasticPolicy is {_next_size(bounds, whole)})"
         )
     return text
+
+
+def loading_words(workers: Iterable[Worker]) -> str:
+    """Return which workers have an agent and are not ready yet, as the end of a sentence; empty: there are none.
+
+    An import of torch takes a minute on a busy node. Without these words nothing would tell it from a script that hangs.
+    """
+    phases = [w.session.condition.phase for w in workers if w.session is not None and w.session.connected]
+    imports, starts = phases.count(Phase.IDLE), phases.count(Phase.STARTING)
+    words = []
+    if imports:
+        words.append(f"{imports} still import{'s' if imports == 1 else ''} the script's modules, such as torch")
+    if starts:
+        words.append(f"the processes of {starts} run and have not come to Regroup's session yet")
+    return "".join(f"; {one}" for one in words)
 
 
 def _next_size(bounds: Bounds, count: int) -> int:

@@ -25,7 +25,7 @@ from regroup_operator.model.worker import (
     Wait,
     Worker,
 )
-from regroup_operator.plan.facts.groups import choose, ready_words, unbroken, whole_since_s
+from regroup_operator.plan.facts.groups import choose, loading_words, ready_words, unbroken, whole_since_s
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.generation.forced import forced_generation, new_groups
 from regroup_operator.plan.generation.target import (
@@ -89,7 +89,8 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
         )
     counts = f"{ready_words(chosen, ready, bounds)}, {bounds.replicas} wanted"
     if not bounds.elastic or len(chosen) < bounds.minimum:
-        return Wait("TooFewReady", f"{counts}, at least {bounds.minimum} needed.", UntilEvent.FIRST_WORKERS)
+        needed = f"{counts}, at least {bounds.minimum} needed{loading_words(workers)}."
+        return Wait("TooFewReady", needed, UntilEvent.FIRST_WORKERS)
     since = whole_since_s(ready, bounds.min_groups, bounds.per_group)
     if now_s >= since + settings.first_wait_s:
         return Announce(

@@ -188,19 +188,35 @@ def _agents_connected(workforce: Workforce) -> JobCondition:
         message = f"{len(refused)} {of} {verb} rejected: {refused[0]}"
         return JobCondition(AGENTS_CONNECTED, "False", "Refused", message)
     called = {w.uid for w in workforce.workers if w.session is not None}
-    silent = (pod.running_since_s for pod in workforce.running if pod.uid not in called)
-    late = sum(since_s is not None and workforce.now_s >= since_s + timeout_s for since_s in silent)
+    silent = [pod for pod in workforce.running if pod.uid not in called and pod.running_since_s is not None]
+    late = [pod for pod in silent if workforce.now_s >= (pod.running_since_s or 0.0) + timeout_s]
     if late:
+        have = "has" if len(late) == 1 else "have"
         message = (
-            f"{late} {of} {'has' if late == 1 else 'have'} not connected to {workforce.endpoint} for {timeout_s:.0f} s. "
-            "Check egress NetworkPolicy, DNS and service mesh."
+            f"{len(late)} {of} {have} not connected to {workforce.endpoint} for {timeout_s:.0f} s. "
+            f"{_hello_hint(late, [w for w in workforce.workers if w.uid in called])}"
         )
-        return JobCondition(AGENTS_CONNECTED, "False", "NoHello", message)
+        return _bounded(AGENTS_CONNECTED, "False", "NoHello", message)
     # A member that has not called since the operator's start is on its way: nothing is said of it yet.
     connected = sum(w.connected or w.has_yet_to_call for w in workforce.workers)
     if connected >= workforce.replicas:
         return JobCondition(AGENTS_CONNECTED, "True", "AllConnected", f"{workforce.replicas} {of} are connected.")
     return JobCondition(AGENTS_CONNECTED, "False", "Connecting", f"{connected} {of} are connected.")
+
+
+def _hello_hint(late: Sequence[Pod], heard: Sequence[Worker]) -> str:
+    """Return what a person looks at where agents are `late`. An agent that was `heard` shows that the network lets one through.
+    Then a busy node is the likely cause, since an agent has to start Python before it can call."""
+    nodes = sorted({pod.node for pod in late if pod.node})
+    where = f"node {nodes[0]} is" if len(nodes) == 1 else f"{len(nodes)} nodes are" if nodes else "its node is"
+    if any(w.pod is not None and w.pod.node in nodes for w in heard):
+        return f"Another agent on the same node has connected, so the network works: {where} busy, and the agent is only slow."
+    if heard:
+        return (
+            f"Other agents have connected: {where} busy and the agent is only slow, or there the way to the operator is closed. "
+            "Check load, egress NetworkPolicy and service mesh there."
+        )
+    return "Check egress NetworkPolicy, DNS and service mesh. If the nodes are very busy, the agents may only be slow."
 
 
 @dataclass(frozen=True, kw_only=True)
