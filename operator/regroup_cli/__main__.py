@@ -9,11 +9,11 @@ import sys
 
 from regroup.protocol import frameworks
 from regroup.train import command as training
-from regroup_cli import completion, local, logs, submit, verbs
+from regroup_cli import completion, local, logs, pull, submit, verbs
 from regroup_cli.convert import command as converting
 from regroup_cli.plugin import UNREACHABLE
 from regroup_cli.streams import guarded
-from regroup_client.errors import ClientError, JobError, LostError, SubmitError
+from regroup_client.errors import ArgumentError, ClientError, JobError, LostError, SubmitError
 from regroup_client.local_jobs import LocalJobs, local_views
 from regroup_client.log_streams import LogsError
 from regroup_operator.api import SpecError
@@ -240,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
     )
     logs.add_arguments(log)
     log.add_argument("job", metavar="DIR", help=_DIRECTORY)
-    checkpoint = commands.add_parser("checkpoint", help="list, verify or export the checkpoints in a directory")
+    checkpoint = commands.add_parser("checkpoint", help="list, verify, export or pull checkpoints")
     kinds = checkpoint.add_subparsers(dest="kind", required=True, metavar="COMMAND")
     listing = kinds.add_parser("list", help="list checkpoints, the newest first")
     verify = kinds.add_parser(
@@ -254,6 +254,13 @@ def parser() -> argparse.ArgumentParser:
         "name", nargs="?", metavar="NAME", help="a checkpoint, as `list` names it (default: the newest)"
     )
     verify.add_argument("--all", action="store_true", help="every complete checkpoint")
+    pulled = kinds.add_parser(
+        "pull",
+        help="copy a checkpoint of a job in a cluster to this machine",
+        description=pull.DESCRIPTION,
+        epilog=pull.EPILOG,
+    )
+    pull.add_arguments(pulled)
     exported = kinds.add_parser(
         "export",
         help="write a checkpoint's model as one safetensors file",
@@ -263,8 +270,12 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: regroup checkpoint export checkpoints --to model.safetensors",
     )
     exported.add_argument(
-        "directory", metavar="DIR", help="the directory of spec.checkpoint, or of --checkpoint; or one checkpoint in it"
+        "directory",
+        metavar="DIR|JOB",
+        help="the directory of spec.checkpoint, or of --checkpoint; or one checkpoint in it; or, if there is no such directory, a "
+        "job in the cluster, whose checkpoint is pulled first",
     )
+    pull.add_where(exported)
     exported.add_argument("--to", required=True, metavar="FILE", help="the file to write; it must not exist")
     exported.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
     exported.add_argument(
@@ -343,6 +354,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "train":
             return training.run(args)
         if args.command == "checkpoint":
+            if args.kind == "pull":
+                return pull.run(args)
+            if args.kind == "export" and pull.is_job(args.directory):
+                return pull.export(args)
             from regroup_cli import checkpoint
 
             return checkpoint.run(args)
@@ -365,7 +380,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"regroup: {line}", file=sys.stderr)
         if isinstance(error, LostError):
             return UNREACHABLE
-        return 2 if isinstance(error, (SpecError, SubmitError, JobError, LogsError)) else 1
+        return 2 if isinstance(error, (ArgumentError, SpecError, SubmitError, JobError, LogsError)) else 1
 
 
 if __name__ == "__main__":

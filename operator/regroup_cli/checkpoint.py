@@ -95,13 +95,19 @@ def _verify(directory: Path, names: list[Name]) -> int:
     return 1 if failed else 0
 
 
-def _export(args: argparse.Namespace, directory: Path, name: Name) -> int:
+def check_targets(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """Return the files that `export` writes: the model, and the optimizer's state. Raises SpecError if one cannot be made."""
     to, optimizer = Path(args.to), Path(args.optimizer) if args.optimizer is not None else None
     if optimizer is not None and optimizer.absolute() == to.absolute():
         raise SpecError(f"--optimizer ({optimizer}) is the file of --to. Name another one.")
     export.check_target("--to", to)
     if optimizer is not None:
         export.check_target("--optimizer", optimizer)
+    return to, optimizer
+
+
+def _export(args: argparse.Namespace, directory: Path, name: Name) -> int:
+    to, optimizer = check_targets(args)
     store.prepare()
     try:
         info = _read(directory, name)

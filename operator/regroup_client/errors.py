@@ -39,3 +39,11 @@ class TimedOut(ClientError):
 
 class LostError(ClientError):
     """A follower gave up, since its requests had failed for too long."""
+
+
+class ArgumentError(ClientError):
+    """An argument is wrong. No cluster was asked."""
+
+
+class PullError(ClientError):
+    """The files of a job cannot be fetched, or are not what was committed. Nothing was left in the directory."""

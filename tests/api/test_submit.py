@@ -42,8 +42,12 @@ class Submit:
         }
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.start_command("submit", *arguments)
+
+    def start_command(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start another command of `regroup`. Its first two words come before the options that name the cluster."""
         where = (f"--kubeconfig={self._api.kubeconfig}", f"--namespace={self._namespace}")
-        head = [sys.executable, "-m", "regroup_cli", "submit", arguments[0], *where, *arguments[1:]]
+        head = [sys.executable, "-m", "regroup_cli", *arguments[:2], *where, *arguments[2:]]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             head, stdout=pipe, stderr=pipe, text=True, cwd=self.directory, env=self.environment, start_new_session=True
