@@ -14,6 +14,7 @@ from regroup.checkpoint import selection, store
 from regroup.checkpoint.errors import CheckpointError
 from regroup.checkpoint.selection import CheckpointInfo, Name
 from regroup_cli import export
+from regroup_client.views import counted
 from regroup_operator.api import SpecError
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -91,7 +92,9 @@ def _verify(directory: Path, names: list[Name]) -> int:
             continue
         files = info.commit.files
         size = _size(sum(mark.size for mark in files.values()))
-        print(f"{name.directory}: ok: {len(files)} files, {size}, as committed; {num_tensors} tensors read")
+        print(
+            f"{name.directory}: ok: {counted(len(files), 'file')}, {size}, as committed; {counted(num_tensors, 'tensor')} read"
+        )
     return 1 if failed else 0
 
 

@@ -18,6 +18,7 @@ from regroup.checkpoint import stages, store
 from regroup.checkpoint import tree as trees
 from regroup.checkpoint.selection import CheckpointInfo, Name, parse_name
 from regroup_cli import safetensors_file
+from regroup_client.views import counted
 from regroup_operator.api import SpecError
 
 
@@ -85,7 +86,9 @@ def export(info: CheckpointInfo, to: Path, optimizer: Path | None) -> None:
             renames.enter_context(_one_sentence(option, file))
             renames.enter_context(safetensors_file.written(file, tensors, metadata, read))
             size = sum(one.nbytes for one in tensors.values())
-            said.append(f"{file}: {len(tensors)} tensors, {size:,} bytes, of checkpoint {info.name.directory}")
+            said.append(
+                f"{file}: {counted(len(tensors), 'tensor')}, {size:,} bytes, of checkpoint {info.name.directory}"
+            )
             left = len(trees.leaves(tree)) - len(tensors)
             if option == "--to" and left:
                 said.append(f"{file}: left out {left} values of the model's state_dict that are no tensors")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regroup.protocol.gpus import VISIBLE, may_share, visible
+from regroup_client.views import counted
 from regroup_operator.api import SpecError
 
 LIST_S = 60.0
@@ -94,11 +95,11 @@ def share(
 def _too_few(workers: int, most_workers: int, processes: int, num_gpus: int, said: str | None) -> str:
     option, count = ("--workers", workers) if workers * processes > num_gpus else ("--max", most_workers)
     each = f" with --processes-per-worker ({processes})" if processes > 1 else ""
-    gpus = f"{num_gpus} GPU{'' if num_gpus == 1 else 's'}"
+    gpus = counted(num_gpus, "GPU")
     where = f"this machine has {gpus}" if said is None else f"{VISIBLE} ({said}) names {gpus}"
     lower = f"Lower {option}" + (" or --processes-per-worker" if processes > 1 else "")
     return (
-        f"{option} ({count}){each} needs {count * processes} GPUs, one for each process, and {where}. "
+        f"{option} ({count}){each} needs {counted(count * processes, 'GPU')}, one for each process, and {where}. "
         f"{lower}, or give --gpus none if the script computes on the CPU."
     )
 

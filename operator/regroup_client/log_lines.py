@@ -78,7 +78,7 @@ def clean(text: str) -> str:
 def bounded(text: str, limit: int = MAX_SHOWN, dropped: int = 0) -> str:
     """Return at most `limit` characters of a line, and how many more there are. `dropped`: characters that are gone already."""
     more = max(0, len(text) - limit) + dropped
-    return f"{text[:limit]} … ({more} more characters)" if more else text
+    return f"{text[:limit]} … ({more} more character{'' if more == 1 else 's'})" if more else text
 
 
 def split_time(raw: bytes) -> tuple[int, bytes]:

@@ -186,7 +186,9 @@ class _Sizes:
         nodes, _, most = (script.options.get("--nodes") or "1").partition("-")
         script.options["--nodes"] = nodes
         if most:
-            script.of["--nodes"].note(f"The job has {nodes} workers. With spec.elasticPolicy it can have up to {most}.")
+            script.of["--nodes"].note(
+                f"The job has {nodes} worker{'' if nodes == '1' else 's'}. With spec.elasticPolicy it can have up to {most}."
+            )
         script.of.setdefault("--nodes", Field(None, Ledger()))
         num_nodes = number("--nodes") or 1
         tasks = number("--ntasks-per-node")

@@ -55,7 +55,7 @@ def test_list_is_in_the_order_in_which_they_would_be_read(written: Path, capsys:
 def test_verify_reads_the_newest(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "verify", str(written)]) == 0
     said = capsys.readouterr().out
-    assert re.fullmatch(r"step-15\.g2-abcdefgh: ok: \d files, \d+\.\d KiB, as committed; 1 tensors read\n", said), said
+    assert re.fullmatch(r"step-15\.g2-abcdefgh: ok: \d files, \d+\.\d KiB, as committed; 1 tensor read\n", said), said
 
 
 @pytest.mark.parametrize(

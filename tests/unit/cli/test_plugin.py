@@ -99,6 +99,8 @@ def test_table_has_a_line_for_each_job_by_name() -> None:
 
 def test_line_of_a_job_that_trains() -> None:
     assert views.line(RUNNING) == "Running  3/3 ready  generation 4 (6 ranks)  step 400/1000  loss 0.123  ETA 12m"
+    alone = job(membership={"generation": 1, "worldSize": 1, "members": "0"}, summary={"state": "Running"}, progress={})
+    assert views.line(alone) == "Running  generation 1 (1 rank)"
     assert views.line({"metadata": {"name": "x"}}) == "AwaitingOperator"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from regroup_cli import plugin, screen
+from regroup_cli import plugin, screen, verbs
 from regroup_cli.__main__ import main
 from regroup_client import views
 
@@ -155,12 +155,12 @@ def test_job_that_has_ended_is_not_changed(local: Path, capsys: pytest.CaptureFi
     assert "The job digits has ended (Succeeded): it cannot be" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "argv", [["-n", "team", "why", "digits"], ["why", "-n", "team", "digits"], ["why", "digits", "-n", "team"]]
-)
-def test_namespace_counts_wherever_it_stands(argv: list[str]) -> None:
-    args = plugin.parser().parse_args(argv)
-    assert (args.command, args.namespace, args.context) == ("why", "team", None)
+@pytest.mark.parametrize("command", [*verbs.NAMES, "logs"])
+def test_namespace_counts_wherever_it_stands(command: str) -> None:
+    rest = [] if command == "list" else ["digits", "3"] if command == "scale" else ["digits"]
+    for argv in (["-n", "team", command, *rest], [command, "-n", "team", *rest], [command, *rest, "-n", "team"]):
+        args = plugin.parser().parse_args(argv)
+        assert (args.command, args.namespace, args.context) == (command, "team", None)
 
 
 # --- the screen ------------------------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ def test_lines_of(raw: bytes, rank: int | None, says: list[tuple[int | None, str
 
 def test_long_line_is_cut_and_says_so() -> None:
     assert bounded("x" * 10, 4) == "xxxx … (6 more characters)"
+    assert bounded("x" * 5, 4) == "xxxx … (1 more character)"
     assert bounded("x" * 4, 4) == "xxxx"
     (line,) = lines_of(b"x" * 10_000, W0, 0, dropped=5)
     assert line.text.endswith(f"… ({10_000 - log_lines.MAX_SHOWN + 5} more characters)")

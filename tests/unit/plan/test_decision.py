@@ -172,6 +172,12 @@ def test_wait_for_the_first_workers_says_what_they_do(phases: list[str], says: s
     assert (got.reason, got.message.endswith(says)) == ("TooFewReady", True), got.message
 
 
+def test_first_generation_of_one_worker_speaks_of_one() -> None:
+    found = decide([out(0)], bounds=make_bounds(1, 1), first=True)
+    assert isinstance(found, Announce)
+    assert found.message == "The worker is ready."
+
+
 def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> None:
     workers = [out(0), out(0, 1), out(1, pod=make_pod(1, terminating=True)), out(2)]
     assert words(decide(workers, bounds=make_bounds(2, 2), first=True)) == (FORCED, "Started", "0,2")

@@ -67,20 +67,22 @@ def test_deadlines(
 
 
 @pytest.mark.parametrize(
-    ("ready", "refusal", "says"),
+    ("ready", "needed", "refusal", "says"),
     [
         (
             1,
+            4,
             "",
             "1 of the 4 workers that the job needs were ready within spec.runPolicy.startDeadlineSeconds (60). Its pods",
         ),
-        (4, "", "4 workers were ready, and the job has not begun to train within"),
-        (0, "Quota.", "The job could not begin within spec.runPolicy.startDeadlineSeconds (60): Quota."),
+        (1, 1, "", "1 worker was ready, and the job has not begun to train within"),
+        (4, 4, "", "4 workers were ready, and the job has not begun to train within"),
+        (0, 4, "Quota.", "The job could not begin within spec.runPolicy.startDeadlineSeconds (60): Quota."),
     ],
 )
-def test_words_of_a_missed_start(ready: int, refusal: str, says: str) -> None:
+def test_words_of_a_missed_start(ready: int, needed: int, refusal: str, says: str) -> None:
     policy = RunPolicy(start_deadline_seconds=60)
-    verdict, _ = overdue(policy, JobStatus(), Clock(0.0, TEN_S + 60), start=Start(CREATED, ready, 4, refusal))
+    verdict, _ = overdue(policy, JobStatus(), Clock(0.0, TEN_S + 60), start=Start(CREATED, ready, needed, refusal))
     assert verdict is not None
     assert verdict.message.startswith(says)
     assert ("Its pods are given back." in verdict.message) == (not refusal)

@@ -84,9 +84,8 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
     whole = unbroken(ready, (), bounds.per_group)
     chosen = choose(sorted(ready, key=lambda w: w.id not in whole), bounds, ())
     if len(chosen) >= bounds.replicas:
-        return Announce(
-            FORCED, chosen, "Started", f"All {len(chosen)} workers are ready.", cause="Started", detected_at_s=now_s
-        )
+        words = "The worker is ready." if len(chosen) == 1 else f"All {len(chosen)} workers are ready."
+        return Announce(FORCED, chosen, "Started", words, cause="Started", detected_at_s=now_s)
     counts = f"{ready_words(chosen, ready, bounds)}, {bounds.replicas} wanted"
     if not bounds.elastic or len(chosen) < bounds.minimum:
         needed = f"{counts}, at least {bounds.minimum} needed{loading_words(workers)}."

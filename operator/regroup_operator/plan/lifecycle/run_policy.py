@@ -99,8 +99,9 @@ def _why_not_begun(bound: str, start: Start) -> str:
             f"{start.ready} of the {start.needed} workers that the job needs were ready within {bound}. "
             "Its pods are given back. Look for capacity or quota, then submit the job again."
         )
+    who = "1 worker was" if start.ready == 1 else f"{start.ready} workers were"
     return (
-        f"{start.ready} workers were ready, and the job has not begun to train within {bound}. Its pods are given back. "
+        f"{who} ready, and the job has not begun to train within {bound}. Its pods are given back. "
         "Read the trainers' logs, or raise the deadline, then submit the job again."
     )
 
