@@ -155,14 +155,18 @@ class Asked:
     def __init__(self, connection: http.client.HTTPConnection, answer: Callable[[], http.client.HTTPResponse]) -> None:
         self._connection, self._answer, self._socket = connection, answer, connection.sock
 
-    def stream(self) -> Stream:
-        """Wait for the begin of the answer, and return it. After its begin there is no time limit. Raises ApiError."""
+    def stream(self, limit_s: float | None = None) -> Stream:
+        """Wait for the begin of the answer, and return it. Raises ApiError.
+
+        `limit_s`: longest wait for its next bytes. Without it a reader of TLS is woken only if the other machine is gone.
+        """
         response = self._answer()
         if response.status != 200:
             with contextlib.closing(self._connection):
                 raise _refused(response.status, _body(response.read()))
         if self._connection.sock is not None:
-            self._connection.sock.settimeout(None)
+            self._connection.sock.settimeout(limit_s)
+            _keep_alive(self._connection.sock)
         return Stream(self._connection, response)
 
     def close(self) -> None:
@@ -205,9 +209,13 @@ class Api:
     def watch(
         self, kind: Kind, namespace: str | None = None, *, everywhere: bool = False, **query: str
     ) -> Iterator[Object]:
-        """Yield {type, object} until the server ends the watch. Without resourceVersion it begins with all objects as they are."""
+        """Yield {type, object} until the server ends the watch. Without resourceVersion it begins with all objects as they are.
+
+        If `query` has timeoutSeconds, a connection whose other end is gone raises ApiError soon after that time.
+        """
         path = kind.path(None if everywhere else namespace or self.namespace)
-        with contextlib.closing(self.stream(path, {**query, "watch": "true"})) as stream:
+        limit_s = int(query["timeoutSeconds"]) + TIMEOUT_S if "timeoutSeconds" in query else None
+        with contextlib.closing(self.ask(path, {**query, "watch": "true"}).stream(limit_s)) as stream:
             for line in stream.lines():
                 event = _parsed(line)
                 if event.get("type") == "ERROR":
@@ -309,9 +317,18 @@ class Api:
         return ApiError(0, "NoAnswer", f"The API server gave no answer ({known or _why(error)}). Try again.")
 
 
+def _keep_alive(stream: socket.socket) -> None:
+    """Have the kernel ask after the other machine while a log is silent, and end the connection if it is gone."""
+    if stream.family != socket.AF_UNIX:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):  # Linux
+                stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
 def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"nothing came for {TIMEOUT_S:.0f} s"
+        return "nothing came in time"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

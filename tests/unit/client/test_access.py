@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from harness.polling import until
-from regroup_client import access
+from regroup_client import access, api
 from regroup_client.access import Target, connect
 from regroup_client.api import JOBS, PODS
 from regroup_client.errors import AccessError, ApiError
@@ -115,3 +116,23 @@ def test_proxy_ends_with_the_command(kubectl: Callable[..., Path], number: signa
 def test_long_temporary_directory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / ("x" * 90)))
     assert access._short_directory() == "/tmp"
+
+
+def test_watch_whose_other_end_says_nothing_more_has_an_end(
+    kubectl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "TIMEOUT_S", 0.5)
+    one = json.dumps({"type": "ADDED", "object": {"a": 1}}) + "\n"
+    kubectl(**{f"WATCH {JOB.rpartition('/')[0]}": [None, one]})
+    with connect(Target()) as cluster:
+        events = cluster.watch(JOBS, timeoutSeconds="0")
+        assert next(events)["object"] == {"a": 1}
+        with pytest.raises(ApiError, match=r"The connection to the API server ended \(nothing came in time\)"):
+            next(events)
+
+
+def test_silent_log_over_tls_is_kept_alive_by_the_kernel() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stream:
+        api._keep_alive(stream)
+        assert stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
