@@ -60,6 +60,7 @@ def test_sdist_builds_the_wheel_of_the_checkout(release: Path, tmp_path: Path) -
     modules = {name.split("/")[0] for name in contents(one(release, "*.whl"))}
     packages = {"regroup", "_regroup_agent", "regroup_operator", "regroup_client", "regroup_cli"}
     assert {name for name in modules if not name.endswith(".dist-info")} == packages
+    assert "regroup_client/py.typed" in contents(one(release, "*.whl")), "users' type checkers read the annotations"
 
 
 def contents(wheel: Path) -> dict[str, bytes]:

@@ -28,9 +28,9 @@ for percent in range(101):
     sys.stdout.flush()
     time.sleep(0.005)
 print("\\n" + "x" * {LONG}, flush=True)
-for number in range(3000):
+for number in range(6000):
     print("step", number, flush=True)
-    time.sleep(0.2)
+    time.sleep(0.1)
 """
 
 
@@ -47,7 +47,7 @@ def job(operator: Kubectl, shared_namespace: str, torch_image: str) -> Iterator[
     view = JobView(operator, shared_namespace, NAME)
 
     def talks() -> bool:
-        return all(" step 3" in view.logs(pod["metadata"]["name"]) for pod in view.pods()) and len(view.pods()) == 2
+        return all(" step 15" in view.logs(pod["metadata"]["name"]) for pod in view.pods()) and len(view.pods()) == 2
 
     wait_until(talks, "all workers print their steps", timeout_s=120)
     yield view
@@ -81,7 +81,7 @@ def test_lines_of_all_ranks_come_by_time_and_can_be_chosen(job: JobView) -> None
     assert {line.split()[0] for line in logs(job, "--rank=3")} == {"[1.3]"}
     assert set(logs(job, "--grep=^begins [02]$")) == {"[0.0] begins 0", "[1.2] begins 2"}
     last = logs(job, "--rank=0", "--since=2s")
-    assert 5 <= len(last) <= 25, last
+    assert 1 <= len(last) <= 40, last
     assert all(line.startswith("[0.0] step ") for line in last)
     assert len(logs(job)) == 40, "the last 20 lines of each worker"
 
