@@ -265,6 +265,9 @@ class Client:
         `args` are arguments for the script. `image` has python3 and what the script imports; a cluster needs it, and this machine
         runs the script with the Python of this process. `gpus` is a number for each worker: each GPU gets a process.
         """
+        if unknown := sorted(set(options) - set(Options.__annotations__)):
+            known = ", ".join(sorted(Options.__annotations__))
+            raise SubmitError(f"{unknown[0]} is no argument of submit. Further arguments are {known}.")
         with _words_of_python():
             name = self._place.submit(Path(script), list(map(str, args)), How(image, workers, gpus), options)
         return Job(self._place.jobs, name)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from cluster import binaries
-from regroup_client import Client, ClientError, JobError, TimedOut
+from harness.polling import until
+from regroup_client import Client, ClientError, JobError, TimedOut, access
 from tests.api.conftest import Api
 
 JOB = "dtj/train"
@@ -70,3 +74,41 @@ def test_refusal_of_the_api_server_is_the_message_and_leaves_nothing(client: Cli
     with pytest.raises(ClientError, match=r"spec\.framework"):
         client.submit("train.py", image="torch", framework="Cobol")
     assert client.jobs() == []
+
+
+def test_client_in_a_pod_has_the_rights_of_its_service_account(
+    api: Api, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = yaml.safe_load(api.kubeconfig.read_text())["clusters"][0]["cluster"]
+    where = urlsplit(kubeconfig["server"])
+    given = kubeconfig.get("certificate-authority-data")
+    trusted = base64.b64decode(given) if given else Path(kubeconfig["certificate-authority"]).read_bytes()
+    api.done("create", "serviceaccount", "driver", f"--namespace={namespace}")
+    token = api.done("create", "token", "driver", f"--namespace={namespace}")
+    for name, content in (("ca.crt", trusted), ("token", token.encode()), ("namespace", namespace.encode())):
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(access, "ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(where.hostname))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(where.port))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")  # no kubectl is needed
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    with Client() as client:
+        with pytest.raises(ClientError, match=rf'"system:serviceaccount:{namespace}:driver" cannot list'):
+            client.jobs()
+        verbs = "--verb=get,list,create,patch,delete"
+        rights = ("distributedtrainingjobs.regroup.dev", "configmaps", "pods", "events")
+        options = [verbs, *(f"--resource={one}" for one in rights), f"--namespace={namespace}"]
+        api.done("create", "role", "driver", *options)
+        binding = ["--role=driver", f"--serviceaccount={namespace}:driver", f"--namespace={namespace}"]
+        api.done("create", "rolebinding", "driver", *binding)
+        until(lambda: _is_allowed(client), "the rights")
+        assert client.submit(tmp_path / "train.py", image="torch").status().namespace == namespace
+
+
+def _is_allowed(client: Client) -> bool:
+    try:
+        return client.jobs() == []
+    except ClientError:
+        return False

@@ -115,6 +115,9 @@ def test_script_is_submitted_as_the_command_does_it(cluster: Callable[..., Path]
         pytest.param({}, "image is missing. Give an image with python3", id="no image"),
         pytest.param({"image": "x", "workers": 0}, "workers (0) is less than 1. Give at least 1.", id="no workers"),
         pytest.param({"image": "x", "workers": 3, "max": 2}, "workers (3) is more than max (2).", id="too many"),
+        pytest.param(
+            {"image": "x", "replicas": 3}, "replicas is no argument of submit. Further arguments are ", id="unknown"
+        ),
         pytest.param({"image": "x", "data": ["d"]}, "data (d) is not CLAIM:PATH.", id="data"),
     ],
 )
