@@ -76,6 +76,20 @@ def test_refusal_of_the_api_server_is_the_message_and_leaves_nothing(client: Cli
     assert client.jobs() == []
 
 
+def _rule(group: str, resources: list[str], *verbs: str) -> dict[str, Any]:
+    return {"apiGroups": [group], "resources": resources, "verbs": list(verbs)}
+
+
+RIGHTS = [
+    _rule("regroup.dev", ["distributedtrainingjobs"], "get", "list", "create", "patch", "delete"),
+    _rule("regroup.dev", ["distributedtrainingjobs/scale"], "patch"),
+    _rule("", ["configmaps"], "create", "patch"),
+    _rule("", ["pods", "pods/log", "events"], "get", "list"),
+    _rule("", ["persistentvolumeclaims"], "get", "create", "patch"),
+]
+"""The rights that docs/how-to/use-from-python.md names."""
+
+
 def test_client_in_a_pod_has_the_rights_of_its_service_account(
     api: Api, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,14 +111,18 @@ def test_client_in_a_pod_has_the_rights_of_its_service_account(
     with Client() as client:
         with pytest.raises(ClientError, match=rf'"system:serviceaccount:{namespace}:driver" cannot list'):
             client.jobs()
-        verbs = "--verb=get,list,create,patch,delete"
-        rights = ("distributedtrainingjobs.regroup.dev", "configmaps", "pods", "events")
-        options = [verbs, *(f"--resource={one}" for one in rights), f"--namespace={namespace}"]
-        api.done("create", "role", "driver", *options)
+        metadata = {"name": "driver", "namespace": namespace}
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": RIGHTS}
+        api.done("apply", "--filename=-", document=role)
         binding = ["--role=driver", f"--serviceaccount={namespace}:driver", f"--namespace={namespace}"]
         api.done("create", "rolebinding", "driver", *binding)
         until(lambda: _is_allowed(client), "the rights")
-        assert client.submit(tmp_path / "train.py", image="torch").status().namespace == namespace
+        job = client.submit(tmp_path / "train.py", image="torch", max=3, checkpoint="new:1Gi")
+        assert job.status().namespace == namespace
+        job.scale(2)
+        job.suspend()
+        assert list(job.logs()) == []
+        job.delete()
 
 
 def _is_allowed(client: Client) -> bool:
