@@ -57,6 +57,25 @@ def jobs() -> list[dict[str, Any]]:
     return [document for document in found if document["kind"] == "DistributedTrainingJob"]
 
 
+def argvs(value: object) -> Iterator[list[str]]:
+    """Return every command and its arguments in a manifest, those of init containers and roles included."""
+    if isinstance(value, dict):
+        if "command" in value or "args" in value:
+            yield [*value.get("command", ()), *value.get("args", ())]
+        for one in value.values():
+            yield from argvs(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from argvs(one)
+
+
+def test_samples_need_no_bash() -> None:
+    """Slim images have none, and the sentence of the runtime that misses it names no line of the manifest."""
+    found = [argv for job in jobs() for argv in argvs(job)]
+    assert len(found) >= len(SAMPLES)
+    assert [argv for argv in found if any("bash" in word for word in argv)] == []
+
+
 def test_samples_show_every_field_of_the_spec() -> None:
     (version,) = custom_resource_definition()["spec"]["versions"]
     known = set(fields(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "spec"))

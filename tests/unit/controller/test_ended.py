@@ -121,3 +121,23 @@ def test_pod_that_a_failure_names_stays_for_its_log_although_its_sidecar_runs_on
     assert set(world.pods.by_uid) == named
     world.advance(120)
     assert set(world.pods.by_uid) == set()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeded", "failed"])
+def test_scaling_a_job_that_has_ended_is_said_to_have_no_effect(tmp_path: Path, fails: bool) -> None:
+    job = make_job().with_replicas(3).elastic(1, 4).with_spec(runPolicy={"activeDeadlineSeconds": 60 if fails else 600})
+    world = World(tmp_path, job, total_steps=1000 if fails else 5)
+    world.until(lambda: world.phase == ("Failed" if fails else "Succeeded"), step_every_s=0.5)
+    assert world.condition("Accepted")["message"] == "The job can run as written."
+    ran = world.status["acceptedSpec"]
+    world.scale(2)
+    world.advance(5.0)
+    said = world.condition("Accepted")
+    assert (said["status"], said["message"]) == (
+        "True",
+        "The job has ended, so the change of spec.replicas has no effect. Submit it again under another name.",
+    )
+    assert (world.status["acceptedSpec"], world.status["replicas"]) == (ran, 0)
+    world.scale(3)
+    world.advance(5.0)
+    assert world.condition("Accepted")["message"] == "The job can run as written."

@@ -19,6 +19,7 @@ from regroup_operator.api.conditions import (
     TRAINING,
     Condition,
 )
+from regroup_operator.api.job import NOT_REPEATED
 from regroup_operator.api.launcher import ignored_options
 from regroup_operator.api.names import selector
 from regroup_operator.api.status import JobStatus
@@ -177,12 +178,32 @@ def _accepted(facts: Facts, lifecycle: Lifecycle, before: Mapping[str, Condition
     """Return whether the spec is what the job runs by, or could: a job that is suspended is judged, too. Once it has ended it is
     judged no longer."""
     if isinstance(lifecycle, Ended) and ACCEPTED in before:
-        return _by_type([_again(before[ACCEPTED])])
+        said, late = _again(before[ACCEPTED]), _changed_fields(facts)
+        if said.status == "True":
+            words = _runs_as_written(facts)
+            if late:
+                words = f"The job has ended, so the change of {', '.join(late)} has no effect. "
+                words += "Submit it again under another name."
+            said = JobCondition(ACCEPTED, "True", said.reason, words)
+        return _by_type([said])
     why = facts.inputs.refusal
     if why is None:
-        words = " ".join(filter(None, ("The job can run as written.", ignored_options(facts.inputs.job.raw["spec"]))))
+        words = _runs_as_written(facts)
         return _by_type([JobCondition(ACCEPTED, "True", "Valid", words)])
     return _by_type([JobCondition(ACCEPTED, "False", why.reason or "InvalidSpec", why.message)])
+
+
+def _runs_as_written(facts: Facts) -> str:
+    return " ".join(filter(None, ("The job can run as written.", ignored_options(facts.inputs.job.raw["spec"]))))
+
+
+def _changed_fields(facts: Facts) -> list[str]:
+    """Return the fields of the spec that are not those with which the job ran last."""
+    ran, spec = facts.status.accepted_spec, facts.inputs.job.raw["spec"]
+    if ran is None:
+        return []
+    now = {name: value for name, value in spec.items() if name not in NOT_REPEATED}
+    return [f"spec.{name}" for name in sorted(ran.keys() | now.keys()) if ran.get(name) != now.get(name)]
 
 
 def _at_rest(lifecycle: Lifecycle) -> str | None:

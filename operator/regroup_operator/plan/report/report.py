@@ -67,7 +67,8 @@ def make_report(stages: Stages) -> Report:
         refused_size=failures.size.refused or facts.size.refused or _judged(facts),
         refused_sizes=with_refusal(generation.status, failures.size.refused),
     )
-    if status.start_time is not None and inputs.job.refusal is None:
+    had_ended = isinstance(lifecycle, Ended) and lifecycle.had_ended
+    if status.start_time is not None and inputs.job.refusal is None and not had_ended:
         spec = inputs.job.raw["spec"]
         status = status.with_fields(
             accepted_spec={name: value for name, value in spec.items() if name not in NOT_REPEATED},
