@@ -172,6 +172,7 @@ generate: venv ## Generate the CRD, its copy in the chart, the plain install, th
 	$(PY) -m harness.python_reference docs/reference/python.md
 	$(PY) -m harness.notebook docs/tutorials/from-python.ipynb docs/tutorials/from-python.md
 	$(PY) -m harness.frameworks docs/reference/frameworks.md
+	$(PY) -m manifests.dashboards
 	$(PY) -m manifests.render
 	$(PY) -m harness.rooms regroup docs/design/rooms-after.svg
 	$(PY) -m harness.rooms regroup_operator docs/design/operator-after.svg

@@ -12,7 +12,7 @@ import yaml
 
 from cluster import binaries
 from harness.polling import until
-from manifests import render
+from manifests import dashboards, render
 from regroup_operator.api import parse_job
 from regroup_operator.api.names import LABEL_JOB_NAME
 from regroup_operator.render import RenderSettings, worker_pod
@@ -55,7 +55,8 @@ def test_unknown_or_impossible_value_is_refused_by_its_name() -> None:
 
 NEEDED = {
     "image", "image.repository", "agent", "agent.pullPolicy", "admissionPolicy", "networkPolicy", "networkPolicy.workers",
-    "metrics", "metrics.perJob", "metrics.serviceMonitor", "metrics.rules", "logLevel",
+    "metrics", "metrics.perJob", "metrics.serviceMonitor", "metrics.rules", "metrics.dashboards",
+    "logLevel",
 }  # fmt: skip
 """Values without which there is no chart, or an operator that does not start."""
 
@@ -114,6 +115,7 @@ EFFECTS = {
     "metrics.perJob": "true",
     "metrics.serviceMonitor": '{"enabled": true}',
     "metrics.rules": '{"enabled": true}',
+    "metrics.dashboards": '{"enabled": true}',
     "logLevel": '"debug"',
     "settings": '{"joinQuietSeconds": 2}',
     "resources": '{"limits": {"cpu": "7"}}',
@@ -194,6 +196,18 @@ def test_monitor_finds_its_own_service_and_the_operators_only() -> None:
     (budget,) = (d for d in documents if d["kind"] == "PodDisruptionBudget")
     assert pods.items() >= budget["spec"]["selector"]["matchLabels"].items()
     assert not any(d["kind"] == "PodDisruptionBudget" for d in yaml.safe_load_all(rendered("replicas=1")) if d)
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_dashboards_are_those_of_the_files_and_have_the_sidecars_label(gpus: bool) -> None:
+    text = rendered(f"metrics.dashboards={json.dumps({'enabled': True, 'gpus': gpus})}")
+    maps = [
+        d for d in yaml.safe_load_all(text) if d and d["kind"] == "ConfigMap" and "dashboard" in d["metadata"]["name"]
+    ]
+    wanted = dashboards.DASHBOARDS if gpus else (dashboards.OPERATOR, dashboards.JOB)
+    held = {name: json.loads(held) for one in maps for name, held in one["data"].items()}
+    assert held == {f"{one.uid}.json": dashboards.grafana(one) for one in wanted}
+    assert {one["metadata"]["labels"]["grafana_dashboard"] for one in maps} == {"1"}
 
 
 def test_alerts_link_to_the_runbook_where_its_address_is_known() -> None:

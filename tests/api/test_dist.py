@@ -73,7 +73,7 @@ def test_chart_and_plain_install_are_of_this_checkout(release: Path, tmp_path: P
     assert (release / "install.yaml").read_bytes() == (REPOSITORY / "manifests/install.yaml").read_bytes()
     with tarfile.open(one(release, "regroup-*.tgz")) as archive:
         archive.extractall(tmp_path, filter="data")
-    for directory in ("templates", "crds", "files"):
+    for directory in ("templates", "crds", "files", "dashboards"):
         ours = {
             p.relative_to(REPOSITORY / "helm")
             for p in (REPOSITORY / "helm/regroup" / directory).rglob("*")
