@@ -18,7 +18,7 @@ from regroup.protocol import frameworks
 from regroup_cli import plugin
 from regroup_cli.convert.documents import as_yaml
 from regroup_cli.verbs import say
-from regroup_client import creation, submission, views
+from regroup_client import creation, packages, submission, views
 from regroup_client.access import connect
 from regroup_client.api import Api
 from regroup_client.cluster_jobs import ClusterJobs
@@ -60,6 +60,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", default="", metavar="AMOUNT", help="memory limit of each worker, such as 16Gi")
     parser.add_argument("--framework", choices=frameworks.ALL, default="", help="framework (default PyTorch)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of the script")
+    parser.add_argument(
+        "--pip",
+        action="append",
+        default=[],
+        metavar="NAME[==VERSION]",
+        help="a package that the image lacks; its version and hashes are fixed now, and each pod installs it when it starts",
+    )
+    parser.add_argument(
+        "--index-url",
+        default="",
+        metavar="URL",
+        help="index of --pip, here and in the pods (default: that of each pip)",
+    )
+    parser.add_argument(
+        "--python-version",
+        default="",
+        metavar="X.Y",
+        help="Python of the image, for --pip (default: versions that fit every Python from 3.10 on)",
+    )
     parser.add_argument("--env-from", action="append", default=[], metavar="SECRET", help="variables from a Secret")
     parser.add_argument(
         "--data", action="append", default=[], metavar="CLAIM:PATH", help="a volume; CLAIM:PATH:ro cannot be written"
@@ -112,6 +131,7 @@ def _objects(args: argparse.Namespace, defaults: argparse.Namespace) -> Objects:
     if script.suffix != ".py":
         raise SubmitError(f"SCRIPT ({script}) ends neither in .py nor in .yaml. Give a Python script, or a manifest.")
     path, files = submission.travelling(script, args.directory)
+    env = dict(map(_variable, args.env))
     choices = Choices(
         name=submission.job_name(script.stem) if args.name is None else args.name,
         image=args.image or "",
@@ -124,12 +144,13 @@ def _objects(args: argparse.Namespace, defaults: argparse.Namespace) -> Objects:
         cpu=args.cpu,
         memory=args.memory,
         framework=args.framework,
-        env=dict(map(_variable, args.env)),
+        env=env,
         env_from=args.env_from,
         data=args.data,
         checkpoint=args.checkpoint,
         user=args.user,
         namespace=args.namespace or "",
+        packages=packages.resolve(args.pip, args.index_url, args.python_version, env),
     )
     return submission.objects(choices, files)
 
@@ -177,7 +198,8 @@ def _shown(objects: Objects) -> str:
     lines = []
     for one in objects.code:
         items = {**one.get("data", {}), **one.get("binaryData", {})}
-        lines.append(f"# ConfigMap {one['metadata']['name']}: {views.counted(len(items), 'file')}")
+        num_files = sum(not key.startswith(".") for key in items)  # without what installs packages
+        lines.append(f"# ConfigMap {one['metadata']['name']}: {views.counted(num_files, 'file')}")
     return "\n".join([*lines, as_yaml([*objects.others, objects.job]).rstrip()])
 
 

@@ -9,6 +9,7 @@
 - `access.py` finds the way to the API server: `kubectl proxy` on a socket, or the service account of a pod.
 - `api.py` has the requests: read, list, watch, stream, apply, patch, delete.
 - `bundle.py` reads the files that travel with a job, and `submission.py` makes its objects. `creation.py` puts them into a cluster.
+- `packages.py` resolves `--pip`, and `install_packages.py` installs in the pod.
 - `pull.py` copies checkpoints from a job's volume, through the pod of `reader_pod.py`. `received.py` checks what comes.
 - `client.py` is the Python client, and `local_runs.py` starts its jobs of this machine.
 

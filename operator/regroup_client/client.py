@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypedDict, Unpack
 
-from regroup_client import creation, submission, views
+from regroup_client import creation, packages, submission, views
 from regroup_client.access import Target, connect
 from regroup_client.api import Api
 from regroup_client.cluster_jobs import ClusterJobs
@@ -72,6 +72,12 @@ class Options(TypedDict, total=False):
 
     checkpoint: str
     """In a cluster the claim for checkpoints, or "new:5Gi" for a new one. On this machine a directory."""
+
+    pip: Sequence[str]
+    """Packages that the image lacks, each "NAME" or "NAME==VERSION". Only in a cluster."""
+
+    index_url: str
+    """Index of `pip`, here and in the pods. Only in a cluster."""
 
     user: int
     """User id of the pods, which then fit the Pod Security standard restricted. Only in a cluster."""
@@ -320,6 +326,7 @@ class _Cluster:
             data=options.get("data", ()),
             checkpoint=options.get("checkpoint", ""),
             user=options.get("user"),
+            packages=packages.resolve(options.get("pip", ()), options.get("index_url", ""), env=options.get("env", {})),
         )
         return str(creation.create(self._api, submission.objects(choices, files))["metadata"]["name"])
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regroup_client import packages
 from regroup_client.errors import SubmitError
+from regroup_client.packages import Packages
 
 Object = dict[str, Any]
 Files = Mapping[str, bytes]
@@ -25,6 +27,10 @@ LABEL_CODE_OF = "regroup.dev/code-of"
 """Label of the ConfigMap with the files of a job: the job's name. The job becomes its owner when it is submitted."""
 API_VERSION, KIND = "regroup.dev/v1alpha1", "DistributedTrainingJob"
 NEW_CLAIM = "new:"
+LARGEST = 1000 << 10
+"""Bytes of files and hashes that travel. A ConfigMap holds 1 MiB, names and the like included."""
+_PACKAGES = {".lock.json": "lock.json", ".install.py": "install.py"}
+"""Keys of what installs packages in the ConfigMap, and names in the pod. The key of a file never begins with a dot."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,43}[a-z0-9])?")
 _SIZE = re.compile(r"[1-9][0-9]*(k|M|G|T|Ki|Mi|Gi|Ti)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -81,6 +87,9 @@ class Choices:
     """User id of the pods, which then fit the Pod Security standard restricted. None: the image's user."""
 
     namespace: str = ""
+
+    packages: Packages | None = None
+    """Packages that are installed when a pod starts. None: those of the image are all."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,14 @@ def _config_map(choices: Choices, files: Files, keys: Mapping[str, str]) -> Obje
             content.setdefault("data", {})[key] = _text(files[path])
         except ValueError:
             content.setdefault("binaryData", {})[key] = base64.b64encode(files[path]).decode()
+    if choices.packages is not None:
+        content.setdefault("data", {}).update(zip(_PACKAGES, (choices.packages.lock, packages.PROGRAM), strict=True))
+        size = len(choices.packages.lock.encode()) + sum(map(len, files.values()))
+        if size > LARGEST:
+            raise SubmitError(
+                f"The files and the hashes of --pip have {size:,} bytes, and {LARGEST:,} may travel. Name fewer packages, or build "
+                "an image that has them."
+            )
     digest = hashlib.sha256(json.dumps([content, keys], sort_keys=True).encode()).hexdigest()[:10]
     metadata = _metadata(choices, f"{choices.name}-code-{digest}") | {"labels": {LABEL_CODE_OF: choices.name}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **content}
@@ -254,8 +271,12 @@ def _pod(choices: Choices, code: str, keys: Mapping[str, str]) -> Object:
     }
     if choices.arguments:
         trainer["args"] = [_literal(one) for one in choices.arguments]
-    if choices.env:
-        trainer["env"] = [{"name": _variable(name), "value": _literal(value)} for name, value in choices.env.items()]
+    environment = dict(choices.env)
+    if choices.packages is not None:
+        environment["PYTHONPATH"] = ":".join(filter(None, (packages.DIR, environment.get("PYTHONPATH"))))
+        trainer["volumeMounts"].append({"name": "packages", "mountPath": packages.DIR, "readOnly": True})
+    if environment:
+        trainer["env"] = [{"name": _variable(name), "value": _literal(value)} for name, value in environment.items()]
     if choices.env_from:
         trainer["envFrom"] = [{"secretRef": {"name": name}} for name in choices.env_from]
     if resources := _resources(choices):
@@ -269,16 +290,41 @@ def _pod(choices: Choices, code: str, keys: Mapping[str, str]) -> Object:
             *data_volumes,
         ],
     }
+    if choices.packages is not None:
+        pod["initContainers"].append(_installer(choices, choices.packages))
+        source = {"name": code, "items": [{"key": key, "path": path} for key, path in _PACKAGES.items()]}
+        pod["volumes"] += [{"name": "packages", "emptyDir": {}}, {"name": "packages-lock", "configMap": source}]
     return pod if choices.user is None else _restricted(pod, choices.user)
 
 
 def _copier(choices: Choices, there: Object) -> Object:
     """Return the init container that copies the files. It runs in the job's image, and its last words become a condition."""
+    mounts = [{"name": "submitted", "mountPath": SOURCE_DIR, "readOnly": True}, there]
+    return _init_container(choices, "copy-code", ["python3", "-I", "-c", COPY], mounts)
+
+
+def _installer(choices: Choices, wanted: Packages) -> Object:
+    """Return the init container that installs packages. Without -I it sees the packages that the script will see."""
+    mounts: list[Object] = [
+        {"name": "packages-lock", "mountPath": packages.LOCK_DIR, "readOnly": True},
+        {"name": "packages", "mountPath": packages.DIR},
+    ]
+    command = ["python3", f"{packages.LOCK_DIR}/install.py", packages.LOCK_DIR, packages.DIR]
+    container = _init_container(choices, "install-packages", command, mounts)
+    environment = {"HOME": "/tmp", **wanted.env, **({"PIP_INDEX_URL": wanted.index_url} if wanted.index_url else {})}
+    container["env"] = [{"name": name, "value": _literal(value)} for name, value in environment.items()]
+    if choices.env_from:  # a Secret may have the index with its password
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in choices.env_from]
+    return container
+
+
+def _init_container(choices: Choices, name: str, command: list[str], mounts: list[Object]) -> Object:
     container: Object = {
-        "name": "copy-code",
+        "name": name,
         "image": choices.image,
-        "command": ["python3", "-I", "-c", COPY],
-        "volumeMounts": [{"name": "submitted", "mountPath": SOURCE_DIR, "readOnly": True}, there],
+        "command": command,
+        "workingDir": "/",
+        "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if resources := _resources(choices, gpus=False):  # a quota may want them of each container

@@ -175,6 +175,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         init_failed=init.get("name", ""),
         init_failures=0 if role else _init_failures(item, failed=bool(init)),
         init_exit_code=_last_end(init).get("exitCode"),
+        init_message=shorten(last_line(_last_end(init).get("message") or ""), MESSAGE_LENGTH),
         unset_since_s=_unset_since_s(item, previous, now_s),
         memory_limit=_memory_limit(item),
         waiting_reason=waiting.get("reason", ""),
@@ -241,6 +242,13 @@ def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
             continue
         return container if _last_end(container).get("exitCode") else {}  # those after it have not begun
     return {}
+
+
+def last_line(text: str) -> str:
+    """Return the last line with something in it. A line of pip with an error comes first, because notices may follow it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return "".join(letter for letter in (errors or lines or [""])[-1] if letter.isprintable())
 
 
 def _init_failures(item: Mapping[str, Any], *, failed: bool) -> int:

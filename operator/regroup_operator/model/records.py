@@ -59,6 +59,8 @@ class Pod:
     """Number of times that its init containers were started again; one more where the last end of `init_failed` was a failure."""
     init_exit_code: int | None = None
     """Exit code of its last end."""
+    init_message: str = ""
+    """Last line of its termination message, which is that of its log if its terminationMessagePolicy says so."""
     unset_since_s: float | None = None
     """Since when the pod has a node, and its kubelet has not set it up (volumes, network), monotonic; None: it has."""
     last_exit_reason: str = ""

@@ -585,6 +585,24 @@ def test_init_container_that_fails(setup: dict[str, Any], want: tuple[str, int, 
     assert (pod.init_failed, pod.init_failures, pod.init_exit_code) == want
 
 
+@pytest.mark.parametrize(
+    ("message", "want"),
+    [
+        pytest.param("", "", id="none"),
+        pytest.param(
+            "Looking in indexes\nERROR: no app\nnotice: update pip\n\n", "ERROR: no app", id="pip and its notices"
+        ),
+        pytest.param("a\n  \x1b[31mb \n \n", "[31mb", id="the last line, without what steers terminals"),
+        pytest.param("x" * 3000, "x" * 497 + "...", id="bounded"),
+    ],
+)
+def test_last_line_of_an_init_container_is_kept(message: str, want: str) -> None:
+    setup = {"name": "setup", "restartCount": 0, "state": {"terminated": {"exitCode": 1, "message": message}}}
+    pod = slim_pod(changed(phase="Pending", containerStatuses=[], initContainerStatuses=[setup]), None, 0.0)
+    assert pod is not None
+    assert pod.init_message == want
+
+
 def test_native_sidecar_is_no_init_container() -> None:
     raw = changed(initContainerStatuses=[{"name": "proxy", "restartCount": 0, "state": ENDED_3}])
     raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}]

@@ -162,7 +162,8 @@ def _lacks(workforce: Workforce) -> Iterator[tuple[str, str]]:
     for pod in workforce.pods:
         if pod.init_failed and pod.phase == "Pending":
             what = f"init container {pod.init_failed} has ended with exit code {pod.init_exit_code}"
-            yield INIT_FAILED, f"; {pod.name}: {what}."
+            said = f": {pod.init_message.rstrip('.')}" if pod.init_message else ""
+            yield INIT_FAILED, f"; {pod.name}: {what}{said}."
     for pod in workforce.pods:
         if pod.waiting_reason and pod.waiting_reason not in ("ContainerCreating", "PodInitializing"):
             message = f": {pod.waiting_message}" if pod.waiting_message else ""
