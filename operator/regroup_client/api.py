@@ -232,11 +232,16 @@ class Api:
 
     def apply(self, kind: Kind, item: Object, *, dry_run: bool = False, force: bool = False) -> Object:
         """Apply an object on the server, and return what is stored. A dry run checks everything and stores nothing."""
+        return self.applied(kind, item, dry_run=dry_run, force=force)[0]
+
+    def applied(self, kind: Kind, item: Object, *, dry_run: bool = False, force: bool = False) -> tuple[Object, bool]:
+        """Apply an object, and return what is stored and whether this request has created it."""
         metadata = item["metadata"]
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": str(force).lower()}
         query |= {"dryRun": "All"} if dry_run else {}
         path = kind.path(metadata.get("namespace") or self.namespace, metadata["name"])
-        return self._json("PATCH", path, query, item, _APPLY)
+        status, found = self._done("PATCH", path, query, item, _APPLY)
+        return found, status == 201
 
     def create(self, kind: Kind, item: Object, namespace: str | None = None) -> Object:
         """Create an object, and return it as stored."""
@@ -280,6 +285,12 @@ class Api:
         body: Object | None = None,
         content: str = "",
     ) -> Object:
+        return self._done(verb, path, query, body, content)[1]
+
+    def _done(
+        self, verb: str, path: str, query: Mapping[str, str] | None, body: Object | None, content: str
+    ) -> tuple[int, Object]:
+        """Return the status, which is below 300, and the object."""
         connection = self._send(verb, path, query, body, content)
         response = self._answer(connection)
         with contextlib.closing(connection):
@@ -289,7 +300,7 @@ class Api:
                 raise self._silent(error) from None
         if response.status >= 300:
             raise _refused(response.status, _body(answer))
-        return _parsed(answer)
+        return response.status, _parsed(answer)
 
     def _send(
         self, verb: str, path: str, query: Mapping[str, str] | None, body: Object | None, content: str

@@ -3,8 +3,8 @@
 First the API server checks every object in a dry run. Then come the job, and the ConfigMap with its files, which the job owns. New
 claims come last. Nobody owns them, because a model must outlive its job.
 
-If a step fails, the job is deleted, and the ConfigMap goes with it. A crash between two steps leaves a job whose pods wait. `list`
-shows it, and `delete` or the same command ends that.
+If a step fails, the job is deleted if this command has created it, and the ConfigMap goes with it. A crash between two steps leaves
+a job whose pods wait. `list` shows it, and `delete` or the same command ends that.
 """
 
 from __future__ import annotations
@@ -86,11 +86,12 @@ def create(api: Api, objects: Objects) -> Object:
     if there is not None:
         _apply_all(api, objects, there)
         return _apply(api, objects.job)
-    job = _apply(api, objects.job)
+    job, is_ours = api.applied(JOBS, objects.job)  # another command may have created it since the check
     try:
         _apply_all(api, objects, job)
     except BaseException as error:  # Ctrl-C, too
-        _undo(api, job, error)
+        if is_ours:
+            _undo(api, job, error)
         raise
     return job
 

@@ -22,7 +22,7 @@ from regroup_client.access import Target, connect
 from regroup_client.api import Api as ClientApi
 from regroup_client.api import Kind, Object
 from regroup_client.errors import ApiError
-from regroup_client.submission import KIND, Choices, objects
+from regroup_client.submission import KIND, Choices, Objects, objects
 from tests.api.conftest import ROOT, Api
 
 JOB = "dtj/train"
@@ -216,6 +216,23 @@ def test_job_is_deleted_if_a_later_step_fails(submit: Submit, broken: Broken, er
         creation.create(broken, made)
     assert not submit.is_there(JOB)
     assert not submit.is_there("pvc/train-checkpoints")
+
+
+def test_job_of_another_command_stays_if_a_step_of_this_one_fails(
+    submit: Submit, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = creation.check
+
+    def check(api: ClientApi, made: Objects) -> Object | None:
+        found = checked(api, made)
+        submit.done("train.py", "--image=torch", "--detach")  # between the check and the creation
+        return found
+
+    monkeypatch.setattr(creation, "check", check)
+    made = objects(Choices("train", "torch", "train.py"), {"train.py": b"print('hi')\n"})
+    with pytest.raises(ApiError, match="It is broken"):
+        creation.create(broken, made)
+    assert submit.is_there(JOB)
 
 
 def test_job_that_was_there_stays_if_a_step_fails(submit: Submit, broken: Broken) -> None:

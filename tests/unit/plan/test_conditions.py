@@ -122,7 +122,7 @@ def stuck(reason: str, **changes: Any) -> Worker:
         pytest.param((A, B, stuck("", init_failed="setup", init_failures=4, init_exit_code=3)), "False", "InitContainerFailed",
                      "digits-worker-2-0: init container setup has ended with exit code 3.", id="an init container that fails"),
         pytest.param((A, B, stuck("", init_failed="setup", init_exit_code=1, init_message="ERROR: no app.")), "False",
-                     "InitContainerFailed", "setup has ended with exit code 1: ERROR: no app.", id="an init container that says why"),
+                     "InitContainerFailed", "setup has ended with exit code 1: ERROR: no app.", id="its words"),
         pytest.param((A, B, stuck("", unset_since_s=39.0)), "False", "NotSetUp",
                      "digits-worker-2-0: its kubelet has not set the pod up for 60 s (volumes, network, host name). See its "
                      "events: kubectl describe pod --namespace=default digits-worker-2-0", id="a Secret that is missing"),
