@@ -13,11 +13,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from regroup.protocol.document import FORCED, PLANNED
 from regroup_operator.api import JobStatus
 from regroup_operator.api.status import POD_CAUSES, PROCESS_CAUSES, Incident
 from regroup_operator.job_metrics import JobMetrics, Jobs, one_of
 from regroup_operator.model.worker import CAUSES, PLANNED_CAUSES
 
+PARTS = ("detect", "decide", "persist", "form", "transfer", "firstStep", "start")
+"""Parts of a recovery, labels of regroup_recovery_part_seconds."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -63,6 +66,12 @@ class Metrics:
         for kind, causes in (("process", PROCESS_CAUSES), ("pod", POD_CAUSES)):
             for cause in causes:
                 self.restarts.labels(kind, cause)  # a series that appears with its first count has no rate
+        for generation_kind in (PLANNED, FORCED):
+            self.generations.labels(generation_kind)
+        for incident_cause in CAUSES:
+            self.incidents.labels(incident_cause)
+        for part in PARTS:
+            self.recovery_part_seconds.labels(part)
         self.queue_wait_seconds = Histogram(
             "regroup_queue_wait_seconds",
             "From the event that calls for a look at a job to that look.",
@@ -168,16 +177,16 @@ def _recovered(incident: Incident) -> bool:
 def recovery_parts_s(incident: Incident) -> dict[str, float]:
     """Return the known parts of a recovery, in seconds. They last from the failure to the first step after it, or in tier Script
     until its processes run."""
-    parts_ms = {
-        "detect": incident.detect_ms,
-        "decide": incident.decide_ms,
-        "persist": incident.persist_ms,
-        "form": incident.form_ms,
-        "transfer": incident.transfer_ms,
-        "firstStep": incident.first_step_ms,
-        "start": incident.start_ms,
-    }
-    return {part: part_ms / 1000 for part, part_ms in parts_ms.items() if part_ms is not None}
+    measured_ms = (
+        incident.detect_ms,
+        incident.decide_ms,
+        incident.persist_ms,
+        incident.form_ms,
+        incident.transfer_ms,
+        incident.first_step_ms,
+        incident.start_ms,
+    )
+    return {part: part_ms / 1000 for part, part_ms in zip(PARTS, measured_ms, strict=True) if part_ms is not None}
 
 
 async def serve(metrics: Metrics, host: str, port: int, is_ready: Callable[[], str | None]) -> web.AppRunner:
