@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import venv
-import zipfile
-from collections.abc import Iterable
-from email.parser import Parser
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from cluster import binaries
 from cluster.paths import REPOSITORY
+from harness.installed import Clean, asked, contents
 from manifests import dist
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,11 +57,6 @@ def test_sdist_builds_the_wheel_of_the_checkout(release: Path, tmp_path: Path) -
     assert "regroup_client/py.typed" in contents(one(release, "*.whl")), "users' type checkers read the annotations"
 
 
-def contents(wheel: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 @pytest.mark.slow
 def test_chart_and_plain_install_are_of_this_checkout(release: Path, tmp_path: Path) -> None:
     assert (release / "install.yaml").read_bytes() == (REPOSITORY / "manifests/install.yaml").read_bytes()
@@ -88,47 +77,10 @@ def test_chart_and_plain_install_are_of_this_checkout(release: Path, tmp_path: P
 @pytest.mark.slow
 def test_sbom_has_every_package_that_an_extra_asks_for(release: Path) -> None:
     components = {component["name"] for component in json.loads((release / "sbom.cdx.json").read_text())["components"]}
-    assert {name for extra in ("cli", "operator", "trainer") for name in asked(release, extra)} <= components
+    assert {
+        name for extra in ("cli", "operator", "trainer") for name in asked(one(release, "*.whl"), extra)
+    } <= components
     assert not {"pytest", "ruff"} & components
-
-
-def asked(release: Path, extra: str) -> list[str]:
-    """Return the packages of an extra, as the wheel names them."""
-    (name,) = [name for name in contents(one(release, "*.whl")) if name.endswith(".dist-info/METADATA")]
-    wanted = Parser().parsestr(contents(one(release, "*.whl"))[name].decode()).get_all("Requires-Dist") or []
-    return [one.name for one in map(Requirement, wanted) if one.marker is None or one.marker.evaluate({"extra": extra})]
-
-
-class Clean:
-    """An environment with the wheel, into which pip has installed it, and no other package."""
-
-    def __init__(self, directory: Path, wheel: Path) -> None:
-        venv.create(directory, with_pip=True)
-        self.bin = directory / "bin"
-        (self.packages,) = directory.glob("lib/python*/site-packages")
-        pip = [str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
-        subprocess.run(pip, check=True)
-
-    def add(self, names: Iterable[str]) -> None:
-        """Link packages of the tests' environment, and those that they need, so that nothing is downloaded."""
-        left, seen = list(names), set[str]()
-        while left:
-            name = left.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            found = metadata.distribution(name)
-            for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
-                link = self.packages / top
-                if not link.exists():
-                    link.symlink_to(Path(str(found.locate_file(top))))
-            wanted = map(Requirement, found.requires or ())
-            left += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-
-    def run(self, directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        environment = kept | {"PATH": f"{self.bin}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300)
 
 
 CLIENT = """
@@ -155,19 +107,19 @@ def test_wheel_in_a_clean_environment_runs_jobs(release: Path, tmp_path: Path) -
     assert (bare.returncode, bare.stderr.count("\n")) == (2, 1)
     assert re.match(r"regroup: the package \w+ is missing\. Install regroup-training with the extra cli", bare.stderr)
 
-    clean.add(asked(release, "client"))
+    clean.add(asked(one(release, "*.whl"), "client"))
     (tmp_path / "plain.py").write_text("print('it runs')\n")
     client = clean.run(tmp_path, "python", "-c", CLIENT)
     assert client.returncode == 0, client.stderr
     assert client.stdout.splitlines()[0] == "{'plain.py': 17}", client.stdout
     assert "is missing. Install regroup-training with the extra cli" in client.stdout
 
-    clean.add(asked(release, "cli"))
+    clean.add(asked(one(release, "*.whl"), "cli"))
     assert clean.run(tmp_path, "regroup", "--help").stdout.startswith("usage: regroup")
     plain = clean.run(tmp_path, "regroup", "run", "--plain", "--workers", "2", "--framework", "None", "plain.py")
     assert (plain.returncode, plain.stdout.count("it runs")) == (0, 2), plain.stdout + plain.stderr
 
-    clean.add([*asked(release, "trainer"), "scikit-learn"])
+    clean.add([*asked(one(release, "*.whl"), "trainer"), "scikit-learn"])
     sample = str(REPOSITORY / "manifests/samples/digits.py")
     options = ["--plain", "--workers", "2", "--checkpoint", "saved"]
     trained = clean.run(tmp_path, "regroup", "run", *options, sample, "--steps", "20")
