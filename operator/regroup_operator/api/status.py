@@ -439,6 +439,12 @@ class Incident(WrittenModel):
     rule: str | None = None
     """The rule of recovery.onExit that the first failure of the generation before matched."""
 
+    workers_before: int | None = None
+    """Number of workers of the generation before."""
+
+    workers: int | None = None
+    """Number of workers of the generation that resulted."""
+
     detect_ms: float | None = None
     """Time from the failure to its detection, in milliseconds; for a silent worker, from its last progress. Absent if the
     failure itself was not observed."""

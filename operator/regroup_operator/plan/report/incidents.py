@@ -27,6 +27,7 @@ def make_incident(number: int, decision: Announce, workers: Sequence[Worker], cl
         decision=decision.message,
         cause=decision.cause or None,
         culprit=decision.culprit or None,
+        workers=len(decision.members),
         detect_ms=_detect_ms(decision, fault),
         decide_ms=round(waited_s * 1000, 1),
     )

@@ -134,6 +134,8 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
     document, decision = generation.document, generation.decision
     if document is not None and document.number > 1 and isinstance(decision, Announce):
         incident = make_incident(document.number, decision, generation.workers, clock)
+        if current is not None:
+            incident = incident.with_fields(workers_before=len(current.members))
         if current is not None and decision.cause not in PLANNED_CAUSES:
             incident = with_rule(incident, failures.judged, broken=range(current.number, current.number + 1))
         if decision.cause == HUNG and current is not None:
