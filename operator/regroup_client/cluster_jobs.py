@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from regroup_client import log_streams, views
-from regroup_client.api import EVENTS, JOBS, PODS, Api
+from regroup_client.api import EVENTS, JOBS, PODS, Api, Kind, Object
 from regroup_client.errors import ApiError, JobError, LostError
 from regroup_client.jobs import Verb, Wanted
 from regroup_client.log_streams import Patience
@@ -33,10 +33,20 @@ class ClusterJobs:
         return list(map(views.job_view, self._api.list(JOBS, everywhere=self._everywhere)))
 
     def look(self, job: str) -> views.JobView:
-        found = self.read(job)
-        pods = self._api.list(PODS, labelSelector=f"regroup.dev/job-name={job}")
-        events = self._api.list(EVENTS, fieldSelector=f"involvedObject.name={job}")
-        return views.job_view(found, pods, events)
+        found, unread = self.read(job), list[str]()
+        pods = self._permitted(PODS, unread, {"labelSelector": f"regroup.dev/job-name={job}"})
+        events = self._permitted(EVENTS, unread, {"fieldSelector": f"involvedObject.name={job}"})
+        return views.job_view(found, pods, events, unread=unread)
+
+    def _permitted(self, kind: Kind, unread: list[str], query: Mapping[str, str]) -> list[Object]:
+        """Return the objects of a kind; if the user may not read them, none, and a sentence in `unread`."""
+        try:
+            return self._api.list(kind, everywhere=False, **query)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            unread.append(f"You may not read the {kind.plural} of the job, so they are not shown.")
+            return []
 
     def read(self, job: str) -> views.Object:
         return self._api.get(JOBS, job)

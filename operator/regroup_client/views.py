@@ -33,6 +33,7 @@ TIERS = {
     "Session": "The program has a session (tier Session): processes that live on keep their state.",
 }
 MAX_WARNINGS = 3
+MAX_EVENTS = 50
 SAME = 80
 """Length of a common text from which on a sentence is said to repeat another one."""
 
@@ -74,6 +75,22 @@ class IncidentView:
     """One sentence: what happened, and what the operator decided."""
     milliseconds: Mapping[str, float]
     """Duration of each part of the recovery that is known: detect, decide, persist, form, transfer, firstStep, start."""
+    workers_before: int | None = None
+    workers: int | None = None
+    """Number of workers of the generation."""
+
+
+@dataclass(frozen=True)
+class EventView:
+    """An event of the job, as `kubectl get events` has it."""
+
+    at: str
+    """Time at which it happened last."""
+    type: str
+    """Normal or Warning."""
+    reason: str
+    text: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -130,12 +147,18 @@ class JobView:
     """Exit code of the process that failed the job."""
     checkpoint: str
     """Directory of the newest checkpoint."""
+    started_at: str
+    """Time at which the first generation was announced."""
+    ended_at: str
+    """Time at which the job ended."""
     observed_at: str
     """Time at which the operator wrote this."""
     workers: tuple[WorkerView, ...]
     incidents: tuple[IncidentView, ...]
     """Oldest first."""
     curve: tuple[Point, ...]
+    events: tuple[EventView, ...]
+    """Oldest first, the newest MAX_EVENTS."""
     why: tuple[str, ...]
     """Sentences on why the job is in its state, the most important first."""
 
@@ -146,11 +169,17 @@ class JobView:
 
 
 def job_view(
-    job: Object, pods: Sequence[Object] = (), events: Iterable[Object] = (), *, directory: str = ""
+    job: Object,
+    pods: Sequence[Object] = (),
+    events: Sequence[Object] = (),
+    *,
+    directory: str = "",
+    unread: Sequence[str] = (),
 ) -> JobView:
     """Return the record of a job. `pods` and `events` are those of the job, as far as they were asked for.
 
-    `directory` is that of a local job, which has no pods and keeps no events.
+    `directory` is that of a local job, which has no pods and keeps no events. `unread` has a sentence for each kind of object that
+    could not be read.
     """
     metadata, status = job["metadata"], job.get("status") or {}
     summary, progress, membership = (status.get(name) or {} for name in ("summary", "progress", "membership"))
@@ -176,11 +205,14 @@ def job_view(
         restarts=(status.get("restarts") or {}).get("total", 0),
         exit_code=status.get("exitCode"),
         checkpoint=(status.get("checkpoint") or {}).get("directory") or "",
+        started_at=status.get("startTime") or "",
+        ended_at=status.get("completionTime") or "",
         observed_at=status.get("observedAt") or "",
         workers=workers(job, pods),
         incidents=tuple(map(_incident, status.get("incidents") or ())),
         curve=curve(progress),
-        why=tuple(why(job, pods, events)),
+        events=tuple(map(_event, sorted(events, key=when)[-MAX_EVENTS:])),
+        why=(*why(job, pods, events), *unread),
     )
 
 
@@ -264,7 +296,15 @@ def _worker(member: Member, its_ranks: tuple[int, ...], pod_name: str, pod: Obje
 
 def _incident(one: Object) -> IncidentView:
     known = {key.removesuffix("Ms"): value for key, value in one.items() if key.endswith("Ms") and value is not None}
-    return IncidentView(one["generation"], one.get("at") or "", one.get("cause") or "Unknown", one["decision"], known)
+    at, cause = one.get("at") or "", one.get("cause") or "Unknown"
+    return IncidentView(
+        one["generation"], at, cause, one["decision"], known, one.get("workersBefore"), one.get("workers")
+    )
+
+
+def _event(one: Object) -> EventView:
+    count = (one.get("series") or {}).get("count") or one.get("count") or 1
+    return EventView(when(one), one.get("type") or "Normal", one.get("reason") or "", said_by(one), count)
 
 
 def curve(progress: Object) -> tuple[Point, ...]:
