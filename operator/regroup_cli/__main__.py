@@ -205,6 +205,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory for the job's files, kept after the job (default: a temporary one)",
     )
+    run.add_argument("--ui", action="store_true", help="show the job in a browser, too, until it ends: see regroup ui")
+    verbs.add_port(run)
     run.add_argument("--plain", action="store_true", help="print lines on a terminal, too, and draw no screen")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     run.add_argument(
@@ -231,6 +233,7 @@ def parser() -> argparse.ArgumentParser:
     )
     submit.add_arguments(submitted)
     verbs.add_parsers(commands, "DIR", _DIRECTORY)
+    verbs.add_page(commands)
     log = commands.add_parser(
         "logs",
         help="print the logs of a job's workers",
@@ -370,6 +373,11 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "completion":
             print(completion.SCRIPTS[args.shell], end="")
             return 0
+        if args.command == "ui":
+            from regroup_cli.page import command as page
+            from regroup_cli.page.sources import Local
+
+            return page.run(Local(LocalJobs(local.edit)), args, lambda said: print(f"regroup: {said}", flush=True))
         if args.command == "logs":
             return logs.show(
                 LocalJobs(local.edit), args, lambda said: print(f"regroup: {said}", file=sys.stderr), LOOK_S

@@ -14,8 +14,9 @@ from typing import Any
 from regroup_cli import logs, verbs
 from regroup_cli.streams import guarded
 from regroup_client.access import Target, connect
+from regroup_client.api import Api
 from regroup_client.cluster_jobs import ClusterJobs
-from regroup_client.errors import ClientError, LostError
+from regroup_client.errors import ClientError, JobError, LostError
 
 UNREACHABLE = 3
 """Exit code of `watch` and `logs --follow` if the cluster has been out of reach for too long."""
@@ -32,7 +33,9 @@ def parser() -> argparse.ArgumentParser:
     add_where(top)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     made = verbs.add_parsers(commands, "JOB", "name of the job")
-    made["list"].add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+    page = verbs.add_page(commands)
+    for command in (made["list"], page):
+        command.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
     log = commands.add_parser(
         "logs",
         help="print the logs of a job's workers",
@@ -64,6 +67,8 @@ def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     try:
         with connect(target(args)) as api:
+            if args.command == "ui":
+                return _page(api, args)
             jobs = ClusterJobs(api, everywhere=getattr(args, "all_namespaces", False))
             if args.command == "logs":
                 return logs.show(jobs, args, lambda said: print(f"kubectl regroup: {said}", file=sys.stderr))
@@ -71,6 +76,18 @@ def _run(argv: Sequence[str] | None) -> int:
     except ClientError as error:
         print(f"kubectl regroup: {error}", file=sys.stderr)
         return UNREACHABLE if isinstance(error, LostError) else 1
+
+
+def _page(api: Api, args: argparse.Namespace) -> int:
+    """Serve the page. It alone needs packages, which a machine that has only this plugin may lack."""
+    try:
+        from regroup_cli.page import command, sources
+    except ModuleNotFoundError as error:
+        raise JobError(
+            f"The page needs the package {error.name}, which is missing. Install regroup-training with the extra cli."
+        ) from None
+    source = sources.Cluster(api, everywhere=args.all_namespaces)
+    return command.run(source, args, lambda said: print(f"kubectl regroup: {said}", flush=True))
 
 
 def target(args: argparse.Namespace) -> Target:

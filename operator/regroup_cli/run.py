@@ -22,7 +22,7 @@ from _regroup_agent.launch.program import guess
 from regroup import torch_versions
 from regroup.protocol import launchers
 from regroup_cli import gpus, live_run
-from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
+from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, edit, say
 from regroup_client import local_jobs
 from regroup_operator.api import SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
@@ -35,6 +35,7 @@ from regroup_operator.queue import WorkQueue
 
 if TYPE_CHECKING:
     from regroup.train.config import Config
+    from regroup_cli.page.server import Serving
 
 NAMESPACE = "local"
 POLL_S = 0.1
@@ -414,10 +415,14 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     shown.say(f"job in {store.path}; resize it with: regroup scale {directory} N")
+    page: Serving | None = None
     working = loop.create_task(queue.run())
     try:
+        page = await _page(directory, args, shown) if args.ui else None
         return await _watch(store, key, queue, stop, working, shown)
     finally:
+        if page is not None:
+            await page.close()
         working.cancel()  # first: what ends now is no failure to react to
         with contextlib.suppress(asyncio.CancelledError):
             await working
@@ -425,6 +430,18 @@ async def _run(
         await runner.cleanup()  # an agent that has an operator asks it before it ends
         await workers.stop()
         shown.close()
+
+
+async def _page(directory: Path, args: argparse.Namespace, shown: live_run.Terminal) -> Serving:
+    """Serve the page of this machine's jobs, and say the address of this one. Raises JobError."""
+    from regroup_cli.page import command, server
+    from regroup_cli.page.sources import Local
+
+    source = Local(local_jobs.LocalJobs(edit))
+    serving = await command.start(source, args.port, shown.say)
+    key = source.key(local_jobs.view(directory.resolve(), local_jobs.open_job(directory)))
+    shown.say(f"page: {serving.page.address(server.path_of(key))}")
+    return serving
 
 
 async def _watch(

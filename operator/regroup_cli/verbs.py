@@ -63,6 +63,34 @@ def add_parsers(commands: Any, job: str, job_help: str) -> dict[str, argparse.Ar
     return made
 
 
+def add_page(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `ui` to those of a parser, and return it."""
+    made: argparse.ArgumentParser = commands.add_parser(
+        "ui",
+        help="show jobs in a browser",
+        description="Serve a web page for a browser on this machine, until Ctrl-C: the jobs, and of each what `why` says, loss, "
+        "throughput, a timeline of failures and sizes, workers, events and logs. It listens on 127.0.0.1 only, has your own "
+        "rights, and changes nothing. The printed address works once. From another machine: ssh -L PORT:127.0.0.1:PORT HOST, "
+        "with --port PORT here.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    add_port(made)
+    return made
+
+
+def add_port(parser: argparse.ArgumentParser) -> None:
+    """Add the option --port of the page."""
+    parser.add_argument("--port", type=port, default=0, metavar="PORT", help="port of the page (default: a free one)")
+
+
+def port(text: str) -> int:
+    """Return the number of a TCP port. argparse says what is wrong with another text."""
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 1 to 65535, or 0 for a free one")
+    return int(text)
+
+
 def run(jobs: Jobs, args: argparse.Namespace) -> int:
     """Run one of the commands and return its exit code."""
     return _COMMANDS[args.command](jobs, args)

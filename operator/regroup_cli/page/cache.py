@@ -1,0 +1,120 @@
+"""Keep what was read for the page, so that the load on the API server does not depend on the number of open browsers.
+
+One value is read once for all who ask, and again only if somebody asks. A reading that takes long is repeated less often. The last
+value stays while nothing newer can be read. Nobody waits longer than a few seconds, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from regroup_client.errors import ApiError, ClientError, JobError
+from regroup_client.log_streams import LogsError
+
+FRESH_S = 2.0
+"""Shortest time between two readings of the same value."""
+RETRY_S = 5.0
+"""Time until the next reading after one that failed."""
+REST = 4
+"""A reading that took S seconds is not repeated for REST * S seconds: at most a fifth of the time is spent on it."""
+MAX_REST_S = 60.0
+FIRST_WAIT_S = 8.0
+"""Longest wait of a request for the first value."""
+NEXT_WAIT_S = 1.0
+"""Longest wait of a request for a newer value than the one that is kept."""
+MAX_KEPT = 32
+"""Values that are kept. The one that nobody has asked for longest is forgotten."""
+MAX_READERS = 4
+"""Readings at the same time."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is known of a value."""
+
+    value: Any = None
+    """The last one that was read; None before the first."""
+    at: str = ""
+    """Time of day of that reading, in UTC."""
+    trouble: str = ""
+    """Why the newest reading failed, or an empty text."""
+    is_refused: bool = False
+    """There is no such thing, or the user may not see it. The last value is forgotten then."""
+
+
+@dataclass
+class _Entry:
+    kept: Kept = field(default_factory=Kept)
+    next_s: float = float("-inf")
+    """Time from which on the value is read again."""
+    reading: asyncio.Task[None] | None = None
+
+
+def rest_s(took_s: float, *, failed: bool) -> float:
+    """Return the time until the next reading, after one that took `took_s`."""
+    return max(RETRY_S if failed else FRESH_S, min(MAX_REST_S, REST * took_s))
+
+
+def after(kept: Kept, value: Any, now: str) -> Kept:
+    """Return what is known after a reading that returned `value`, or raised it if it is an error."""
+    if not isinstance(value, ClientError):
+        return Kept(value, now)
+    if is_final(value):
+        return Kept(trouble=str(value), is_refused=True)
+    return replace(kept, trouble=str(value), is_refused=False)
+
+
+def is_final(error: ClientError) -> bool:
+    """Return whether an error says that there is nothing to show, rather than that nobody answered."""
+    if isinstance(error, (ApiError, LogsError)):
+        return error.is_final
+    return isinstance(error, JobError)
+
+
+class Cache:
+    """Values by their keys. All methods are called in one event loop; readings run in threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, today: Callable[[], str] | None = None) -> None:
+        self._clock = clock
+        self._today = today or (lambda: datetime.now(UTC).strftime("%H:%M:%S"))
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._pool = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="page")
+
+    async def get(self, key: Hashable, read: Callable[[], Any]) -> Kept:
+        """Return what is known of a value, after a reading if it is due. `read` runs in a thread and may raise ClientError."""
+        entry = self._entries.setdefault(key, _Entry())
+        self._entries.move_to_end(key)
+        while len(self._entries) > MAX_KEPT:
+            self._entries.popitem(last=False)
+        if entry.reading is None and self._clock() >= entry.next_s:
+            entry.reading = asyncio.create_task(self._read(entry, read))
+        if entry.reading is not None:
+            is_first = entry.kept.value is None and not entry.kept.trouble
+            await asyncio.wait({entry.reading}, timeout=FIRST_WAIT_S if is_first else NEXT_WAIT_S)
+        if entry.kept == Kept():
+            return Kept(trouble="There is no answer yet.")
+        return entry.kept
+
+    async def _read(self, entry: _Entry, read: Callable[[], Any]) -> None:
+        began_s = self._clock()
+        value: Any
+        try:
+            value = await asyncio.get_running_loop().run_in_executor(self._pool, read)
+        except ClientError as error:
+            value = error
+        except Exception as error:  # a bug must not stop the page: it is shown, and the value is read again
+            value = ClientError(f"The page failed to read this ({type(error).__name__}: {error}).")
+        entry.kept = after(entry.kept, value, self._today())
+        entry.next_s = self._clock() + rest_s(self._clock() - began_s, failed=isinstance(value, ClientError))
+        entry.reading = None
+
+    def close(self) -> None:
+        """Begin no more readings. A thread that waits for the API server ends when the connection to it does."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
