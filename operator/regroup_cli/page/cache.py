@@ -37,14 +37,14 @@ MAX_READERS = 4
 
 @dataclass(frozen=True)
 class Kept:
-    """What is known of a value."""
+    """The newest known value, and the trouble of the newest reading."""
 
     value: Any = None
     """The last one that was read; None before the first."""
     at: str = ""
     """Time of day of that reading, in UTC."""
     trouble: str = ""
-    """Why the newest reading failed, or an empty text."""
+    """The error of the newest reading, or an empty text."""
     is_refused: bool = False
     """There is no such thing, or the user may not see it. The last value is forgotten then."""
 

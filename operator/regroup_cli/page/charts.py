@@ -3,7 +3,7 @@
 Colours are classes of page.css, so that the page's security policy needs no inline style, and dark mode changes them. Every text
 is escaped by Markup.format. A chart has a label, which screen readers read instead of the drawing.
 
-Places along the time axis are percentages and heights are pixels, so that a chart is as wide as the window and its texts keep their
+Places along the time axis are percentages, and heights are pixels. So a chart is as wide as the window, and its texts keep their
 size. A curve alone is stretched.
 """
 

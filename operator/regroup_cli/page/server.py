@@ -1,7 +1,7 @@
 """Answer the requests of browsers: pages, and the pieces of them that htmx refreshes. GET only.
 
 A piece carries a digest of its content in the address that htmx asks next. If nothing has changed, the answer is 204 and the
-browser leaves the page alone: selections, focus and scrolling stay, and screen readers are not disturbed.
+browser leaves the page alone. So selections, focus and scrolling stay, and screen readers are not disturbed.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Page:
     def _let_in(self, request: web.Request) -> web.Response:
         """Turn the code of an address into a cookie.
 
-        The answer is a page that goes on by itself, and no redirect: a browser sends no strict cookie along a chain of
-        redirects that began on another site.
+        The answer is a page that goes on by itself, and no redirect. A browser sends no strict cookie along redirects that
+        began on another site, such as a web mail.
         """
         cookie = self.guard.redeem(request.query["code"])
         if cookie is None:

@@ -1,7 +1,7 @@
 """Compute what the views of the page contain, from the record of a job. Pure.
 
-`JobView` has the facts and the sentences; this module only arranges them: which jobs are listed, what is drawn, which lines of a
-log are shown. Texts may quote the output of a hostile program, so `harmless` is applied to each of them.
+`JobView` has the facts and the sentences. This module arranges them: it chooses the jobs of the list, the values of charts and the
+lines of logs. Texts may quote the output of a hostile program, so `harmless` is applied to each of them.
 """
 
 from __future__ import annotations
