@@ -106,7 +106,7 @@ def main() -> None:
         sys.stderr.write("first line\nthe last words\n")
         sys.exit(int(ARGS["exit"]))
     state: StatePair | None = None
-    inside = step = finished = 0
+    inside = step = finished = committed_in = 0
     while True:
         message = agent.poll(0.02 if inside and not finished else 60.0)
         if isinstance(message, local.StopLocally):
@@ -138,8 +138,11 @@ def main() -> None:
         elif message is None and inside and not finished:
             step += 1
             state = StatePair(inside, step)
-            first_ms = 2.5 if step == 1 else None
-            agent.send(local.Committed(inside, step, step, 0.5, step * 8, f"d{step}", 100, first_step_ms=first_ms))
+            first_ms = 2.5 if inside != committed_in else None
+            committed_in = inside
+            agent.send(
+                local.Committed(inside, step, step, 0.5, step * 8, f"d{step}", 100, 400.0, first_step_ms=first_ms)
+            )
             if step == int(ARGS.get("finish", 0)):
                 finished = inside
                 agent.send(local.FinishedLocally(inside, step))
