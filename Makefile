@@ -105,6 +105,19 @@ test-e2e: venv ## Tests with real kubelets and containers, power cuts included (
 	$(PYTEST) -rP --durations=20 tests/e2e  # -rP: the figures that the tests measured
 	$(took)
 
+.PHONY: test-page
+test-page: venv | .cache/axe/.installed ## The web page in Chromium: every view, by keyboard, in narrow windows, by axe-core (root, if Chromium is missing)
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+	$(PYTEST) --durations=5 tests/page
+	$(took)
+
+.cache/axe/.installed:
+	@mkdir -p $(@D) && npm install --prefix $(@D) --no-save --ignore-scripts --silent axe-core@4.14.1 && touch $@
+
+.PHONY: screenshots
+screenshots: venv ## Make the pictures of the page in docs/how-to again (Chromium)
+	$(PY) -m harness.screenshots docs/how-to
+
 .PHONY: test-chaos
 test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every kind and moment, both tiers
 	nice -n 10 $(PY) -m chaos --seed 42193 --faults 40 --per-job 10
@@ -113,7 +126,7 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 .PHONY: test-all
 test-all: export REGROUP_SLOW := 1  # nothing is left out
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test test-cluster test-oldest test-frameworks ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: test test-cluster test-oldest test-frameworks test-page ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 100 --per-job 10 --model split --resume

@@ -55,6 +55,12 @@ def incident(generation: int, seconds: float, cause: str, decision: str, sizes: 
     }
 
 
+def membership(generation: int, workers: int, members: str) -> Object:
+    """Return status.membership of a job whose workers have one process each."""
+    identity = {"uid": f"u{generation}", "kind": "planned", "digest": f"d{generation}"}
+    return {"generation": generation, "worldSize": workers, "members": members, **identity}
+
+
 def job(name: str, state: str = "Running", *, namespace: str = NAMESPACE, replicas: int = 4, **status: Any) -> Object:
     """Return a job in a state."""
     ended = state in views.ENDED
@@ -65,11 +71,27 @@ def job(name: str, state: str = "Running", *, namespace: str = NAMESPACE, replic
         "observedAt": at(5400),
         "tier": "Session",
         "summary": {"state": state, "ready": f"{0 if ended else replicas}/{replicas}"},
-        "membership": {"generation": 1, "worldSize": replicas, "members": f"0-{replicas - 1}"},
+        "membership": membership(1, replicas, f"0-{replicas - 1}"),
         "restarts": {"total": 0},
-        "conditions": [{"type": condition, "status": "True", "reason": state, "message": f"The job is {state}."}]
+        "conditions": [
+            {
+                "type": condition,
+                "status": "True",
+                "reason": state,
+                "message": f"The job is {state}.",
+                "lastTransitionTime": at(0),
+            }
+        ]
         if ended
-        else [{"type": "Training", "status": "True", "reason": "Stepping", "message": "Steps are committed."}],
+        else [
+            {
+                "type": "Training",
+                "status": "True",
+                "reason": "Stepping",
+                "message": "Steps are committed.",
+                "lastTransitionTime": at(0),
+            }
+        ],
         **({"completionTime": at(5400)} if ended else {}),
     }
     return {
@@ -105,9 +127,9 @@ def resnet() -> Object:
             "loss": f"{float(loss):.3g}",
             "eta": "36m",
         },
-        membership={"generation": 6, "worldSize": 12, "members": "0-2,3.1,4.1,5.2,6-11"},
+        membership=membership(6, 12, "0-2,3.1,4.1,5.2,6-11"),
         restarts={"total": 4},
-        goodput={"percent": 98},
+        goodput={"percent": 98, "productiveSeconds": 5292.0, "step": int(step)},
         progress={
             "step": int(step),
             "totalSteps": 45000,
@@ -116,7 +138,7 @@ def resnet() -> Object:
             "curve": points,
             "stepTime": "0.17 s: backward 52 %, forward 24 %, waits 13 % (worker 9 is slowest: fetching data 0.03 s)",
         },
-        checkpoint={"directory": "g6-s31500"},
+        checkpoint={"generation": 6, "step": 31500, "directory": "g6-s31500"},
         incidents=incidents,
     )
 

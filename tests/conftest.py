@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest.register_assert_rewrite("tests.e2e.samples", "tests.e2e.shared")
 
 TESTS = Path(__file__).parent
-TIMEOUTS_S = {"unit": 120, "model": 600, "simulator": 600, "trainer": 900, "api": 600, "e2e": 900}
+TIMEOUTS_S = {"unit": 120, "model": 600, "simulator": 600, "trainer": 900, "api": 600, "e2e": 900, "page": 300}
 """By directory, several times what the slowest test takes on two busy cores. A `timeout` mark of a test's own comes first."""
 BUILDING = {"api", "e2e"}
 """Here a session's fixtures may build Kubernetes and images, which is not the test's time: they have their own."""

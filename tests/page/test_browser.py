@@ -16,6 +16,7 @@ from playwright.async_api import Page as Tab
 
 from harness.sample_jobs import NAMESPACE, SampleJobs, job, lines, many, pods_of, sample
 from harness.screenshots import SampleSource, browser, chromium
+from regroup_cli.page import cache
 from regroup_cli.page.server import Page, serve
 from regroup_client.errors import ApiError
 
@@ -32,6 +33,13 @@ pytestmark = [
     ),
     pytest.mark.timeout(300),
 ]
+
+
+@pytest.fixture(autouse=True)
+def quick_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a reading takes seconds, and the page would rest for many times that."""
+    monkeypatch.setattr(cache, "MAX_REST_S", 2.0)
+    monkeypatch.setattr(cache, "RETRY_S", 2.0)
 
 
 def visit(
@@ -73,9 +81,9 @@ def visit(
 
 
 async def open_page(tab: Tab, page: Page, path: str) -> None:
-    await tab.goto(page.address(path))
+    await tab.goto(page.address())
     await tab.wait_for_url(lambda url: "code" not in url)
-    await tab.wait_for_load_state("load")
+    await tab.goto(f"http://127.0.0.1:{page._port}{path}")
 
 
 async def overflow(tab: Tab) -> int:

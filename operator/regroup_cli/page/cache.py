@@ -24,7 +24,7 @@ RETRY_S = 5.0
 """Time until the next reading after one that failed."""
 REST = 4
 """A reading that took S seconds is not repeated for REST * S seconds: at most a fifth of the time is spent on it."""
-MAX_REST_S = 60.0
+MAX_REST_S = 15.0
 FIRST_WAIT_S = 8.0
 """Longest wait of a request for the first value."""
 NEXT_WAIT_S = 1.0
