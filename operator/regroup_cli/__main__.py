@@ -215,7 +215,8 @@ def parser() -> argparse.ArgumentParser:
         help="a Python script, a YAML configuration for `regroup train`, or any command, also of a launcher: torchrun, accelerate "
         "launch, deepspeed, horovodrun, mpirun",
     )
-    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments for the script")
+    rest = run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments for the script")
+    rest.required = False  # argparse would name ARGS, too, where only SCRIPT is missing
     train = commands.add_parser(
         "train",
         help="train what a configuration says, in this process",
@@ -243,9 +244,17 @@ def parser() -> argparse.ArgumentParser:
     )
     logs.add_arguments(log)
     log.add_argument("job", metavar="DIR", help=_DIRECTORY)
-    checkpoint = commands.add_parser("checkpoint", help="list, verify, export or pull checkpoints")
+    checkpoint = commands.add_parser(
+        "checkpoint",
+        help="list, verify, export or pull checkpoints",
+        description="Look at the checkpoints in a directory, export one, or pull one from a job in a cluster.",
+    )
     kinds = checkpoint.add_subparsers(dest="kind", required=True, metavar="COMMAND")
-    listing = kinds.add_parser("list", help="list checkpoints, the newest first")
+    listing = kinds.add_parser(
+        "list",
+        help="list checkpoints, the newest first",
+        description="List the checkpoints in a directory, the newest first, and those that are not complete.",
+    )
     verify = kinds.add_parser(
         "verify",
         help="read checkpoints and compare every file with what was committed",
@@ -311,6 +320,8 @@ def parser() -> argparse.ArgumentParser:
         epilog='example: eval "$(regroup completion bash)"',
     )
     shell.add_argument("shell", choices=sorted(completion.SCRIPTS), help="your shell")
+    for command in (*commands.choices.values(), *kinds.choices.values()):
+        command.allow_abbrev = False  # an abbreviation means another option once one more begins like it
     return top
 
 

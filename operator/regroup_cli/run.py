@@ -24,6 +24,7 @@ from regroup.protocol import launchers
 from regroup_cli import gpus, live_run
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, edit, say
 from regroup_client import local_jobs
+from regroup_client.submission import check_sizes
 from regroup_operator.api import SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller, Options, Ports, Turns
@@ -47,8 +48,9 @@ _CONFIGURATIONS = (".yaml", ".yml")
 
 
 def job_object(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the DistributedTrainingJob that the arguments describe. Raises SpecError."""
+    """Return the DistributedTrainingJob that the arguments describe. Raises SpecError and SubmitError."""
     fill_counts(args, os.environ)
+    check_sizes(args.workers, args.min, args.max)
     trainer: dict[str, Any] = {"name": "trainer", "image": "local", "command": trainer_command(args)}
     spec: dict[str, Any] = {
         "replicas": args.workers,

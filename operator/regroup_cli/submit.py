@@ -44,7 +44,7 @@ _CONTROLS = ("command", "script", "args", "namespace", "context", "kubeconfig", 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("script", metavar="SCRIPT", help="a Python script, or a manifest (FILE.yaml)")
-    parser.add_argument("args", nargs="*", metavar="ARGS", help="arguments for the script, after --")
+    parser.add_argument("args", nargs="*", default=[], metavar="ARGS", help="arguments for the script, after --")
     parser.add_argument("--image", metavar="IMAGE", help="image of the workers, with python3 and torch; needed")
     parser.add_argument("--name", metavar="NAME", help="name of the job (default: that of the script)")
     parser.add_argument("--directory", metavar="DIR", help="directory that travels; SCRIPT is in it")

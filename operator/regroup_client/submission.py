@@ -157,20 +157,22 @@ def _check(choices: Choices, files: Files) -> None:
         raise SubmitError(
             f"The script {choices.script} does not travel, because .gitignore names it. Take it out of .gitignore."
         )
-    least, most = choices.least, choices.most
-    for option, number in (("--workers", choices.workers), ("--min", least), ("--max", most)):
-        if number is not None and number < 1:
-            raise SubmitError(f"{option} ({number}) is less than 1. Give at least 1.")
-    if most is not None and choices.workers > most:
-        raise SubmitError(
-            f"--workers ({choices.workers}) is more than --max ({most}). Lower --workers, or raise --max."
-        )
-    if least is not None and choices.workers < least:
-        raise SubmitError(
-            f"--workers ({choices.workers}) is less than --min ({least}). Raise --workers, or lower --min."
-        )
+    check_sizes(choices.workers, choices.least, choices.most)
     if choices.gpus < 0:
         raise SubmitError(f"--gpus ({choices.gpus}) is less than 0. Give the number of GPUs of each worker.")
+
+
+def check_sizes(workers: int, least: int | None, most: int | None) -> None:
+    """Raise SubmitError for numbers of workers that cannot be. None: the user gave no such option."""
+    for option, number in (("--workers", workers), ("--min", least), ("--max", most)):
+        if number is not None and number < 1:
+            raise SubmitError(f"{option} ({number}) is less than 1. Give at least 1.")
+    if least is not None and most is not None and least > most:
+        raise SubmitError(f"--min ({least}) is more than --max ({most}). Lower --min, or raise --max.")
+    if most is not None and workers > most:
+        raise SubmitError(f"--workers ({workers}) is more than --max ({most}). Lower --workers, or raise --max.")
+    if least is not None and workers < least:
+        raise SubmitError(f"--workers ({workers}) is less than --min ({least}). Raise --workers, or lower --min.")
 
 
 def _config_map(choices: Choices, files: Files, keys: Mapping[str, str]) -> Object:

@@ -17,6 +17,7 @@ import pytest
 from regroup_cli.__main__ import main, parser
 from regroup_cli.local import FileStore, say
 from regroup_cli.run import check_torch, checkpoint_to_resume, job_object, torch_version
+from regroup_client.errors import SubmitError
 from regroup_operator.api import SpecError, parse_job
 
 
@@ -132,17 +133,18 @@ def test_bound_of_a_hang_is_passed_on(arguments: list[str], seconds: int | None)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        pytest.param(["--max", "0"], "spec.elasticPolicy.maxReplicas (0)", id="no workers at most"),
-        pytest.param(["--min", "0"], "spec.elasticPolicy.minReplicas (0)", id="no workers at least"),
-        pytest.param(["--workers", "0"], "spec.replicas (0)", id="no workers"),
-        pytest.param(["--min", "3", "--max", "2"], "minReplicas (3) is greater than", id="bounds the wrong way round"),
-        pytest.param(["--workers", "1", "--min", "2"], "spec.replicas (1) is outside", id="fewer than the fewest"),
+        pytest.param(["--max", "0"], "--max (0) is less than 1", id="no workers at most"),
+        pytest.param(["--min", "0"], "--min (0) is less than 1", id="no workers at least"),
+        pytest.param(["--workers", "0"], "--workers (0) is less than 1", id="no workers"),
+        pytest.param(["--min", "3", "--max", "2"], "--min (3) is more than --max (2)", id="bounds the wrong way round"),
+        pytest.param(
+            ["--workers", "1", "--min", "2"], "--workers (1) is less than --min (2)", id="fewer than the fewest"
+        ),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_by_name(arguments: list[str], sentence: str) -> None:
-    raw = job_object(parser().parse_args(["run", *arguments, "true"]))
-    with pytest.raises(SpecError) as caught:
-        parse_job(raw)
+    with pytest.raises(SubmitError) as caught:
+        job_object(parser().parse_args(["run", *arguments, "true"]))
     assert sentence in str(caught.value)
 
 
