@@ -27,6 +27,9 @@ from regroup_client.log_streams import LogsError
 _LOCK = "running"
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of Linux: type, whence, start, length, pid."""
+_own: set[Path] = set()
+"""Directories of jobs that this process runs. It must not look at the lock: the kernel reports no lock of the asking process, and
+drops its lock when it closes the file."""
 FILE = "job.json"
 """File of a local job in its directory."""
 POLL_S = 0.2
@@ -112,11 +115,17 @@ def held(directory: Path) -> Iterator[None]:
         link.symlink_to(directory.absolute())
     with (directory / _LOCK).open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        _own.add(directory.resolve())
+        try:
+            yield
+        finally:
+            _own.discard(directory.resolve())
 
 
 def runner(directory: Path) -> int | None:
     """Return the pid of the `regroup run` of a job, or None if it has ended."""
+    if directory.resolve() in _own:
+        return os.getpid()
     try:
         with (directory / _LOCK).open("r+") as lock:
             asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

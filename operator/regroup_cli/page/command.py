@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import Callable
 
 from regroup_cli.page.server import Serving, serve
@@ -17,7 +18,7 @@ async def start(source: Source, port: int, say: Callable[[str], None]) -> Servin
         serving = await serve(source, port, say)
     except OSError as error:
         raise JobError(
-            f"--port ({port}) cannot be used ({error.strerror}). Give another one, or none for a free one."
+            f"--port ({port}) cannot be used ({os.strerror(error.errno or 0)}). Give another one, or none for a free one."
         ) from None
     return serving
 

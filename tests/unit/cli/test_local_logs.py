@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -199,3 +201,16 @@ def test_run_that_was_killed_is_known_to_be_over(tmp_path: Path, monkeypatch: py
     assert local_jobs.view(directory, made).state == "Killed"
     (directory / "job.json").unlink()
     assert local_jobs.directories() == []
+
+
+def test_a_run_that_looks_at_its_own_job_keeps_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of `regroup run --ui` does so. The kernel drops a process's locks when it closes the file."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    directory = tmp_path / "job"
+    directory.mkdir()
+    ask = "from pathlib import Path; from regroup_client.local_jobs import runner; print(runner(Path.cwd()))"
+    with local_jobs.held(directory):
+        assert local_jobs.runner(directory) == os.getpid()
+        asked = subprocess.run([sys.executable, "-c", ask], cwd=directory, capture_output=True, text=True, check=True)
+        assert asked.stdout.strip() == str(os.getpid())
+    assert local_jobs.runner(directory) is None
