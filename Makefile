@@ -126,7 +126,7 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 .PHONY: test-all
 test-all: export REGROUP_SLOW := 1  # nothing is left out
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test test-cluster test-oldest test-frameworks test-page ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: venv-wandb test test-cluster test-oldest test-frameworks test-page ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 100 --per-job 10 --model split --resume
@@ -252,6 +252,14 @@ venv-frameworks: .venv-frameworks/.synced .venv-torch-frameworks/.synced ## Inst
 	@chmod +x .venv-torch-frameworks/bin/torchrun
 	@touch $@
 
+.PHONY: venv-wandb
+venv-wandb: .venv-wandb/.synced ## Install wandb into .venv-wandb (80 MB), for the test of the page on Weights & Biases
+
+.venv-wandb/.synced: tests/trainer/wandb.txt | venv
+	@$(UV) venv --quiet --allow-existing --python $(PY) .venv-wandb
+	@$(UV) pip install --quiet --python .venv-wandb/bin/python --requirement $<
+	@touch $@
+
 # Apart from .venv, which needs nothing of it: 100 MB.
 .venv-docs/.synced: pyproject.toml uv.lock | $(UV)
 	@UV_PROJECT_ENVIRONMENT=.venv-docs $(UV) sync --frozen --only-group docs
@@ -264,4 +272,4 @@ $(UV):
 
 .PHONY: clean
 clean: ## Remove everything that was built here, including caches
-	rm -rf .venv .venv-oldest .venv-frameworks .venv-torch-frameworks .venv-docs .uv .cache build dist bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-oldest .venv-frameworks .venv-torch-frameworks .venv-wandb .venv-docs .uv .cache build dist bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
