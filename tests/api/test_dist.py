@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from cluster import binaries
 from cluster.paths import REPOSITORY
 from harness.installed import Clean, asked, contents
 from manifests import dist
+from tests.long import only_long
 
 pytestmark = pytest.mark.timeout(600)
 UV = Path(shutil.which("uv") or REPOSITORY / ".uv/bin/uv")
@@ -144,3 +146,27 @@ def test_chart_and_package_have_one_version(version: str, app_version: str, sent
         '[project]\nversion = "1.2.3"\n', f"version: {version}\nappVersion: {app_version}\n"
     )
     assert found == (sentence and f"{sentence}A release has one version: correct one of them.")
+
+
+@only_long("the test above installs the same wheel with pip")
+@pytest.mark.slow
+def test_wheel_is_installed_with_pipx(release: Path, tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = kept | {"PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+    pipx = [UV, "tool", "run", "pipx", "install", f"--python={sys.executable}", f"{one(release, '*.whl')}[cli]"]
+    done = subprocess.run(pipx, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    names = sorted(entry.name for entry in (tmp_path / "bin").iterdir())
+    assert names == ["kubectl-regroup", "kubectl_complete-regroup", "regroup"]
+
+    def run(*command: str) -> str:
+        environment["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert run("kubectl-regroup", "--help").startswith("usage: kubectl regroup")
+    (tmp_path / "train.py").write_text("print('it runs')\n")
+    assert run("regroup", "run", "--plain", "--framework", "None", "train.py").count("it runs") == 1
+    run("regroup", "submit", "train.py", "--image=torch", "--save=job.yaml")
+    assert (tmp_path / "job.yaml").read_text().count("kind: DistributedTrainingJob") == 1

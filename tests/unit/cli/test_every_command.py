@@ -77,6 +77,8 @@ WRONG = [
     ("regroup", "convert none.yaml", "none.yaml"),
     ("regroup", "replay none", "none"),
     ("regroup", "completion tcsh", "invalid choice: 'tcsh'"),
+    ("regroup", "ui --port http", "--port"),
+    ("kubectl regroup", "ui --port http", "--port"),
     ("kubectl regroup", "", "required: COMMAND"),
     ("kubectl regroup", "status", "required: JOB"),
     ("kubectl regroup", "scale train", "required: N"),
