@@ -675,3 +675,23 @@ def test_letter_that_the_terminal_does_not_have_is_written_as_its_number(cluster
         shown, said = process.communicate()
     assert (process.returncode, said) == (0, "")
     assert "L\\xe4uft" in shown
+
+
+@pytest.mark.parametrize("package", ["jinja2", "aiohttp"])
+def test_the_page_says_which_package_is_missing(package: str) -> None:
+    """`kubectl regroup` alone is installed without packages."""
+    script = f"""if True:
+        import sys
+        sys.modules[{package!r}] = None
+        from regroup_cli import plugin
+        from regroup_client.errors import JobError
+        try:
+            plugin._page(None, plugin.parser().parse_args(["ui"]))
+        except JobError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (
+        done.stdout
+        == f"The page needs the package {package}, which is missing. Install regroup-training with the extra cli.\n"
+    )
