@@ -136,6 +136,34 @@ def test_script_whose_siblings_are_still_ending_has_lost_a_process_and_reported_
     assert (got.id, got.cause, got.text) == ("1", "ProcessExited", says)
 
 
+RESET = "RuntimeError: Connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    ("ended", "launches", "names", "cause"),
+    [
+        pytest.param([exited(0, 1, RESET, standing=Standing.BROKEN), exited(1, 1, RESET, standing=Standing.BROKEN)],
+                     True, "2", "CollectiveFailed", id="siblings still end"),
+        pytest.param([exited(0, 1, RESET), exited(1, -6, "terminate called")],
+                     True, "2", "CollectiveFailed", id="one process for each worker"),
+        pytest.param([exited(0, -9, "", standing=Standing.BROKEN), exited(1, 1, RESET, standing=Standing.BROKEN)],
+                     True, "0", "ProcessExited", id="a kill follows from no loss"),
+        pytest.param([exited(0, -9, ""), A], True, "0", "ProcessExited", id="a kill of a worker's only process"),
+        pytest.param([exited(0, 0, ""), A], True, "0", "ProcessExited", id="a return follows from no loss"),
+        pytest.param([exited(0, 1, "ValueError: boom"), A], False, "0", "ProcessExited", id="a session outlives a loss"),
+    ],
+)  # fmt: skip
+def test_end_of_a_scripts_process_beside_a_silent_member(
+    ended: list[Worker], launches: bool, names: str, cause: str
+) -> None:
+    current = make_current(number=2, launches=launches)
+    got = name_culprit(current, [*ended, silent(2)], ended[0])
+    assert (got.id, got.cause) == (names, cause)
+    if names == "2":
+        says = f'worker 2 on node node-2 cannot be reached, and worker 0 lost a process (exit code 1: "{RESET}")'
+        assert got.text == says
+
+
 def test_exit_in_the_generation_before_says_nothing_of_a_failed_collective() -> None:
     before = exited(1, 1, "ValueError: boom", generation=1, standing=Standing.BROKEN)
     assert name_culprit(CURRENT, [before, C], before).text == "worker 1 reported a failed collective"

@@ -3,6 +3,8 @@
 A broken group is noticed by its survivors first: each reports a failed collective, and most of them name the rank that they
 lost. So the worker to name is the one that they accuse and that did not itself report a broken group. A worker that lost one
 of several processes has a broken group, too. The first of them is named before all others, with exit code and last line.
+
+The processes of a script end with an error of their own after a loss. So a silent member is named before such an end.
 """
 
 from __future__ import annotations
@@ -40,11 +42,19 @@ def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> 
     A worker of which a process hung is named before all others: theirs failed because that process was killed.
     """
     broke = next((w for w in members if w.why == "Hung"), broke)
+    exits = [
+        (ended, w)
+        for w in members
+        if (w.standing == Standing.BROKEN or w is broke) and (ended := exit_of(w, (current.number,)))
+    ]
+    ended, exited = min(exits, key=lambda found: found[0].at_s, default=(None, None))
+    silent = _silent(members)
+    if ended is not None and exited is not None and silent is not None and _may_follow(ended, broke, current):
+        words = f"{_subject(silent)} cannot be reached, and worker {exited.id} {exit_words(ended)}"
+        return Culprit(str(silent.id), silent.why or "CollectiveFailed", words)
     if broke.standing != Standing.BROKEN or broke.why == "Hung":
         return Culprit(str(broke.id), broke.why, f"{_subject(broke)} {_verb(broke, current)}")
-    exits = [(ended, w) for w in members if w.standing == Standing.BROKEN and (ended := exit_of(w, (current.number,)))]
-    if exits:
-        ended, exited = min(exits, key=lambda found: found[0].at_s)
+    if ended is not None and exited is not None:
         cause = OOM_KILLED if ended.reason == OOM_KILLED else "ProcessExited"
         return Culprit(str(exited.id), cause, f"worker {exited.id} {exit_words(ended)}")
     accused, accuser = _accused(current, members)
@@ -69,7 +79,17 @@ def _accused(current: Current, members: Sequence[Worker]) -> tuple[Worker | None
     if accusations:
         uid = max(accusations, key=lambda uid: (accusations[uid], unbroken[uid].id))
         return unbroken[uid], accusers[uid]
-    return next((w for w in members if w.standing == Standing.SILENT), None), None
+    return _silent(members), None
+
+
+def _silent(members: Sequence[Worker]) -> Worker | None:
+    return next((w for w in members if w.standing == Standing.SILENT), None)
+
+
+def _may_follow(ended: ProcessExit, broke: Worker, current: Current) -> bool:
+    """Return whether a process may have ended because another worker was lost. A session's processes outlive such a loss."""
+    is_raised = ended.exit_code not in (0, *FROM_OUTSIDE) and not ended.reason
+    return current.launches and is_raised and broke.why in ("CollectiveFailed", "ProcessExited")
 
 
 def _subject(worker: Worker) -> str:
