@@ -1,7 +1,7 @@
-"""The pod that reads a job's checkpoint claim for `regroup checkpoint pull`: its manifest, and what its status means (adr/0093).
+"""The pod that reads a job's checkpoint claim for `regroup checkpoint pull`: its manifest, and what its status means. No I/O.
 
 Pods that have ended cannot be entered, and a claim has no other door. The pod runs in the job's own image, which is on the nodes
-and has python3. It mounts the claim read-only, has no token, and fits the Pod Security standard restricted.
+and has python3 (adr/0093). It mounts the claim read-only, has no token, and fits the Pod Security standard restricted.
 
 The pod ends by itself in three ways. Its process ends once nobody has read for IDLE_S, Kubernetes ends it after LONGEST_S, and the
 garbage collector deletes it with its job.

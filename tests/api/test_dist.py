@@ -153,7 +153,7 @@ def test_chart_and_package_have_one_version(version: str, app_version: str, sent
 def test_wheel_is_installed_with_pipx(release: Path, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = kept | {"PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-    pipx = [UV, "tool", "run", "pipx", "install", f"--python={sys.executable}", f"{one(release, '*.whl')}[cli]"]
+    pipx = [str(UV), "tool", "run", "pipx", "install", f"--python={sys.executable}", f"{one(release, '*.whl')}[cli]"]
     done = subprocess.run(pipx, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     names = sorted(entry.name for entry in (tmp_path / "bin").iterdir())

@@ -72,7 +72,7 @@ def test_script_becomes_a_model_in_ten_minutes(
             (work / name).write_text(body)
         if body == WATCH:  # on a terminal, and Ctrl-C after a while
             script.append(
-                f"timeout --signal=INT 25 script --quiet --command {WATCH.strip()!r} watched > screen || true"
+                f"timeout --signal=INT 25 script --quiet --flush --command {WATCH.strip()!r} watched > screen || true"
             )
         elif not body.startswith("python3 -m venv"):  # done above, without an index
             script.append(f"python {name}" if name in PROGRAMS else "" if name else body)
