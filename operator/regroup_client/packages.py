@@ -1,7 +1,7 @@
 """Packages of `--pip`: finds the versions and hashes that a job installs. `install_packages.py` installs them in the pod.
 
-uv resolves on the user's machine, for every Python from 3.10 on, because nobody knows the Python of the image yet (adr/0093). pip
-would resolve for the Python that it runs under. Only wheels are taken, so that nothing is built, here or in the pod.
+uv resolves on the user's machine, for every Python from 3.10 on, because nobody knows the Python of the image yet (adr/0093). The
+program pip would resolve for the Python that it runs under. Only wheels are taken, so that nothing is built, here or in the pod.
 """
 
 from __future__ import annotations
