@@ -213,3 +213,11 @@ def test_slow_step_is_no_incident(tmp_path: Path) -> None:
     world.advance(HANG_S - 5)
     world.step(1)
     assert (world.generation, world.condition("Degraded")["reason"]) == (1, "AsWanted")
+
+
+def test_incidents_say_the_sizes_before_and_after(tmp_path: Path) -> None:
+    world = running(tmp_path)
+    hang(world, 1)
+    world.until(lambda: world.members == "0-2" and world.generation > 2, step_every_s=0.1)
+    sizes = [(one["workersBefore"], one["workers"]) for one in world.status["incidents"]]
+    assert sizes == [(3, 2), (2, 3)]
