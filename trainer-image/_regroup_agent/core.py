@@ -178,7 +178,9 @@ class Core:
             worker.progress.hurry(worker.progress_interval_s)
             worker.script_progress.hurry(worker.progress_interval_s)
         elif isinstance(event, ev.PatternGivenUp):
-            worker.script_progress.drop(wire.LOGGED, interval_s=worker.progress_interval_s, now_s=now_s)
+            if not worker.by_session:
+                number, interval_s = worker.saved.incarnation, worker.progress_interval_s
+                worker.script_progress.drop(wire.LOGGED, number, interval_s=interval_s, now_s=now_s)
         elif isinstance(event, ev.Terminated):
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):
@@ -224,6 +226,8 @@ class Core:
             self._session.take(process, event.message, now_s)
         elif isinstance(event, ev.Spawned):
             process.spawned = True
+            interval_s = self._worker.progress_interval_s
+            self._worker.script_progress.spawned(process.incarnation, interval_s=interval_s, now_s=now_s)
             self._script.spawned(now_s)
         elif isinstance(event, ev.Unhooked):
             # It goes on, and is asked when it comes back.

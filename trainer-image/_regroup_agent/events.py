@@ -66,7 +66,7 @@ class Told:
 
 @dataclass(frozen=True)
 class PatternGivenUp:
-    """The pattern of spec.progress.log is too slow: no process will be heard in that way any more (progress_lines)."""
+    """The pattern of spec.progress.log is too slow, or none for this Python: no process will be heard in that way any more."""
 
 
 @dataclass(frozen=True)

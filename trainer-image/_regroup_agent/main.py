@@ -162,7 +162,7 @@ class Agent:
             _pattern(
                 environ,
                 lambda rank, incarnation, words: self._told(rank, incarnation, LOGGED, words),
-                lambda: self._feed(ev.PatternGivenUp()),
+                lambda: self._later(ev.PatternGivenUp()),
             ),
         )
         self._reports = ProgressServer(
@@ -528,6 +528,7 @@ def _pattern(
         return ProgressPattern(compile_pattern(text), log, on_words, on_given_up)
     except PatternError as error:
         log(f"spec.progress.log {error}")
+        on_given_up()
         return None
 
 

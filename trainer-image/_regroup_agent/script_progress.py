@@ -137,6 +137,8 @@ class ScriptProgress:
         self.due_s: float | None = None
         """Time at which the newest words are reported; None: the operator knows them."""
         self._sent_s = -math.inf
+        self._has_dropped = False
+        """A way was dropped. The operator is told so for all later processes, too, since it would wait for their first word."""
         self.begin()
 
     def begin(self) -> None:
@@ -157,11 +159,20 @@ class ScriptProgress:
         if voice.words != before:
             self._changed(interval_s, now_s)
 
-    def drop(self, way: str, *, interval_s: float, now_s: float) -> None:
-        """Forget what was said in this way, because nothing more will be. The operator would take the last word for a hang."""
-        left = {key: voice for key, voice in self._voices.items() if key[0] != ORDER.index(way)}
-        if len(left) < len(self._voices):
-            self._voices = left
+    def drop(self, way: str, incarnation: int, *, interval_s: float, now_s: float) -> None:
+        """Forget what was said in this way, because nothing more will be, and report that.
+
+        The operator would take the last word for a hang. If there is none, it would wait for a word of the processes up to this
+        `incarnation`.
+        """
+        self._voices = {key: voice for key, voice in self._voices.items() if key[0] != ORDER.index(way)}
+        self._has_dropped = True
+        self.spawned(incarnation, interval_s=interval_s, now_s=now_s)
+
+    def spawned(self, incarnation: int, *, interval_s: float, now_s: float) -> None:
+        """Take in that a process runs. Its first report is due if a way was dropped, even if it says nothing."""
+        if self._has_dropped:
+            self._incarnation, self._has_reported = max(self._incarnation, incarnation), True
             self._changed(interval_s, now_s)
 
     def hurry(self, interval_s: float) -> None:
@@ -170,9 +181,9 @@ class ScriptProgress:
             self.due_s = min(self.due_s, self._sent_s + interval_s)
 
     def take(self, now_s: float) -> wire.ScriptProgress | None:
-        """Return the report of the newest words, and note it as sent. None: no process has ever said how far it is.
+        """Return the report of the newest words, and note it as sent. None: there is none.
 
-        A report without a step, a share and a loss takes back the one before it.
+        A report without a step, a share and a loss takes back the one before it, or says that there will be none.
         """
         self.due_s = None
         voices = [(ORDER[key[0]], self._voices[key]) for key in sorted(self._voices)]

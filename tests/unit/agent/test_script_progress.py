@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from _regroup_agent import events as ev
+from _regroup_agent.main import _pattern
 from _regroup_agent.script_progress import POINTS, ScriptProgress, Words
-from regroup.protocol import local, wire
+from regroup.protocol import env, local, wire
 from regroup.protocol.wire import COUNTED, LOGGED, REPORTED
 from tests.unit.agent.drive import Drive
 from tests.unit.agent.test_script import starts
@@ -271,8 +272,28 @@ def test_other_ways_speak_once_the_pattern_is_given_up() -> None:
     assert [(report.way, report.step) for report in reports(drive)][-1] == (REPORTED, 5001)
 
 
-def test_pattern_that_never_matched_is_given_up_in_silence() -> None:
-    assert reports(starts(1).feed(ev.PatternGivenUp()).wait(5.0)) == []
+def test_pattern_that_is_given_up_before_any_word_is_reported_for_all_later_processes() -> None:
+    """The operator would wait for their first word, and take them for hanging."""
+    drive = starts(1).feed(ev.PatternGivenUp()).wait(5.0)
+    first = drive.incarnations[0]
+    drive.generation(2).exits(-15)
+    drive.feed(ev.Spawned(0, drive.incarnations[0])).wait(5.0)
+    said = [(report.step, report.percent, report.loss, report.incarnation) for report in reports(drive)]
+    assert said == [(None, None, None, first), (None, None, None, drive.incarnations[0])]
+    assert drive.incarnations[0] > first
+
+
+def test_session_does_not_report_that_the_pattern_is_given_up() -> None:
+    drive = Drive(1).session()
+    drive.trains(1, 3)
+    assert reports(drive.feed(ev.PatternGivenUp()).wait(5.0)) == []
+
+
+@pytest.mark.parametrize(("text", "given_up"), [("step (?P<step>[0-9]+)", 0), ("(?P<step>", 1)])
+def test_pattern_that_this_python_cannot_compile_is_given_up(text: str, given_up: int) -> None:
+    calls: list[int] = []
+    _pattern({env.PROGRESS_LOG: text}, lambda *_: None, lambda: calls.append(1))
+    assert len(calls) == given_up
 
 
 def test_word_that_waits_is_reported_sooner_once_the_operator_asks_for_more() -> None:

@@ -87,6 +87,21 @@ def test_pattern_that_is_given_up_starts_no_clock_and_ends_the_one_that_runs(tmp
     assert columns(world)[0] == "5400"
 
 
+def test_pattern_that_is_given_up_before_new_processes_speak_restarts_none(tmp_path: Path) -> None:
+    job = make_job().with_replicas(3).elastic(1, 5).with_recovery(hangSeconds=60)
+    world = running(tmp_path, job)
+    for step in range(1, 6):
+        says(world, 0, LOGGED, step=step)
+        world.advance(2.0)
+    world.kill_process(world.uid(1))
+    world.advance(3.0)
+    observed(world, "watched", 0, 1, 2)
+    observed(world, "formed", 0, 1, 2)
+    world.agents[world.uid(0)].handle(ev.PatternGivenUp())
+    world.advance(1900.0, 20.0)
+    assert (world.generation, world.phase) == (2, "Running")
+
+
 def test_program_without_a_process_group_trains_on_without_its_pattern(tmp_path: Path) -> None:
     world = World(tmp_path, ELASTIC, script="plain")
     world.advance(2.0)
