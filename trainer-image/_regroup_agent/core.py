@@ -511,12 +511,15 @@ class Core:
             worker.effects.append(ev.Exit(worker.ending.code))
 
     def _resay(self, now_s: float) -> None:
-        """Send the reports again that the condition does not contain, for the generation that it names (rule RESAY)."""
+        """Send the reports again that the condition does not contain (rule RESAY).
+
+        They belong to the generation that the condition names. The newest commit names its own, which the worker may have left.
+        """
         worker = self._worker
         generation = worker.condition_and_seal()[0].generation
         if worker.adopted_body is not None and worker.adopted_body[0] == generation:
             worker.send(worker.adopted_body[1])
-        if worker.progress.newest is not None and worker.progress.generation == generation:
+        if worker.progress.newest is not None:
             worker.send(worker.progress.take_again(now_s, worker.lost_s))
         words = worker.script_progress.take(now_s)
         if words is not None:

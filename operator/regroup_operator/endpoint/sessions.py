@@ -149,6 +149,9 @@ def _changed_by(session: AgentSession, report: Report, now_s: float) -> dict[str
     if isinstance(body, Adopted):
         return {"adopted": body, "adopted_generation": generation}
     if isinstance(body, Progress):
+        # Rule FENCE holds for the generation that the body names, too.
+        if body.generation and not session.progress_generation <= body.generation <= report.condition.entered:
+            return {}
         return _progressed(session, body, body.generation or generation, now_s)
     if isinstance(body, ScriptProgress):
         return _script_progressed(session, body, report.condition, now_s)

@@ -363,6 +363,14 @@ def test_reconnect_says_again_what_the_operator_may_have_forgotten_h6() -> None:
     assert (broken.condition.phase, broken.condition.cause, broken.condition.heard) == (Phase.BROKEN, "Lost.", 1)
 
 
+def test_reconnect_says_the_newest_commit_of_a_generation_that_the_worker_has_left() -> None:
+    """The step and the checkpoint would be lost if the operator ended before it stored them."""
+    drive = Drive().session().trains(1, 7)
+    drive.feed(ev.Disconnected()).exits(-9).feed(ev.Connected())
+    assert drive.report.condition.generation == 0
+    assert [(said.step, said.generation) for said in drive.bodies(wire.Progress)] == [(7, 1)]
+
+
 @pytest.mark.parametrize(
     ("down_s", "lost_after_s", "away_s", "again"),
     [

@@ -150,6 +150,24 @@ def test_progress_may_name_a_generation_that_the_worker_has_left() -> None:
     assert (after.progress_generation, after.progress) == (1, Progress(7, generation=1, checkpoint=saved))
 
 
+@pytest.mark.parametrize(
+    ("named", "taken"),
+    [
+        pytest.param(1, False, id="older than the newest progress"),
+        pytest.param(2, True, id="the same generation"),
+        pytest.param(3, True, id="a newer one that was entered"),
+        pytest.param(4, False, id="one that was not entered"),
+    ],
+)
+def test_progress_of_a_fenced_generation_changes_nothing(named: int, taken: bool) -> None:
+    before = session(make_report(Progress(9, generation=2), generation=2, heard=2, entered=2))
+    report = make_report(Progress(5, generation=named), generation=3, heard=4, entered=3)
+    after = apply_report(before, report, 20.0)
+    assert after is not None
+    got = (after.progress_generation, after.progress and after.progress.step)
+    assert got == ((named, 5) if taken else (2, 9))
+
+
 def test_first_step_of_a_generation_is_remembered_until_the_next() -> None:
     first = Progress(5, first_step_ms=12.0, steps_redone=1)
     after = session(make_report(first), make_report(Progress(6)))
