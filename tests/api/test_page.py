@@ -18,6 +18,7 @@ from aiohttp import ClientSession, CookieJar
 
 from cluster import binaries
 from harness.sample_jobs import event, pods_of, resnet
+from regroup_cli.streams import TERMINATED
 from tests.api.conftest import ROOT, Api
 
 ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)(/\?code=\S+)")
@@ -70,7 +71,10 @@ def page(api: Api, namespace: str, tmp_path: Path, *, user: str = "") -> Iterato
             yield line
         finally:
             process.terminate()
-            assert process.wait(30) == 143
+            try:
+                assert process.wait(30) == TERMINATED
+            finally:
+                process.kill()
 
 
 def read(line: str, *paths: str) -> list[str]:
