@@ -62,11 +62,12 @@ class Target:
 def connect(target: Target) -> Iterator[Api]:
     """Yield the API of the target's cluster, with its namespace. At the end, the proxy ends. Raises AccessError."""
     if _in_pod(target):
-        yield Api(_account_route(), target.namespace or _read(ACCOUNT / "namespace"))
+        with contextlib.closing(Api(_account_route(), target.namespace or _read(ACCOUNT / "namespace"))) as api:
+            yield api
         return
     namespace = target.namespace or _namespace_of_context(target)
-    with _proxy(target) as route:
-        yield Api(route, namespace)
+    with _proxy(target) as route, contextlib.closing(Api(route, namespace)) as api:
+        yield api
 
 
 def _in_pod(target: Target) -> bool:
@@ -111,7 +112,11 @@ def kubectl() -> str:
 def _namespace_of_context(target: Target) -> str:
     command = [kubectl(), "config", "view", "--minify", "--output=jsonpath={..namespace}", *target.options()]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=START_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise AccessError(
+            f"`kubectl config view` has not ended within {START_S:.0f} s. Check that the kubeconfig's file can be read."
+        ) from None
     except OSError as error:
         raise AccessError(
             f"kubectl cannot be started ({error.strerror}). Install it again, or correct the PATH."

@@ -10,13 +10,14 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from regroup_client.errors import ApiError
+from regroup_client.errors import CLOSED, ApiError
 
 Object = dict[str, Any]
 TIMEOUT_S = 30.0
@@ -178,14 +179,18 @@ class Asked:
 class Api:
     """The API server of one cluster with the rights of one user. Every method raises ApiError."""
 
-    def __init__(self, route: Route, namespace: str) -> None:
-        """Take a route, and the namespace that is meant if a call names none."""
-        self._route = route
+    def __init__(self, route: Route, namespace: str, closed: threading.Event | None = None) -> None:
+        """Take a route, and the namespace that is meant if a call names none. `closed`: of the Api that shares the route."""
+        self._route, self._closed = route, closed or threading.Event()
         self.namespace = namespace
+
+    def close(self) -> None:
+        """Refuse further requests. Whoever retries requests then knows that another attempt would fail, too."""
+        self._closed.set()
 
     def in_namespace(self, namespace: str) -> Api:
         """Return the same API server, with another namespace for calls that name none."""
-        return Api(self._route, namespace)
+        return Api(self._route, namespace, self._closed)
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Return one object."""
@@ -305,6 +310,8 @@ class Api:
     def _send(
         self, verb: str, path: str, query: Mapping[str, str] | None, body: Object | None, content: str
     ) -> http.client.HTTPConnection:
+        if self._closed.is_set():
+            raise _ended()
         connection, headers = self._route.open(TIMEOUT_S)
         data = None if body is None else json.dumps(body).encode()
         sent = {"Accept": "application/json", **headers}
@@ -324,8 +331,14 @@ class Api:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> ApiError:
+        if self._closed.is_set():
+            return _ended()
         known = self._route.trouble()
         return ApiError(0, "NoAnswer", f"The API server gave no answer ({known or _why(error)}). Try again.")
+
+
+def _ended() -> ApiError:
+    return ApiError(0, CLOSED, "The connection to the cluster is closed. Make a new client.")
 
 
 def _keep_alive(stream: socket.socket) -> None:

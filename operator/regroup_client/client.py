@@ -138,9 +138,10 @@ class How:
 class Job:
     """A job. It is a name: each method asks the cluster, or reads the file of a local job, and raises ClientError."""
 
-    def __init__(self, jobs: Jobs, name: str) -> None:
+    def __init__(self, client: Client, name: str) -> None:
         """Made by `Client.job`, `Client.jobs` and `Client.submit`."""
-        self._jobs = jobs
+        self._client = client  # else the connection would end with the last reference to the client
+        self._jobs: Jobs = client._place.jobs
         self.name = name
         """Name of the job. A job of this machine is named by its directory."""
 
@@ -164,6 +165,9 @@ class Job:
 
         Without `timeout` (seconds) the wait is endless, and a suspended job is waited for. Raises TimedOut after that time, and
         JobError if the job has ended otherwise, or was rejected. A cluster that is out of reach is asked again for 60 s.
+
+        A script that reports no progress counts as training 30 s after its processes started. If it succeeds before, the wait for
+        "training" ends then.
         """
         if until not in _REACHED:
             raise JobError(f"until ({until!r}) is none of {', '.join(_REACHED)}. Give one of them.")
@@ -209,7 +213,13 @@ class Job:
             since_s = max(1, round(seconds))
             choice = Choice(rank, time.time_ns() - int(seconds * 10**9), choice.pattern)
         reader = self._jobs.logs(self.name, Wanted(slot, rank, all_attempts), since_s)
-        return Follower(reader, choice, tail, _log.warning).lines() if follow else read(reader, choice, tail)
+        return self._yielded(
+            Follower(reader, choice, tail, _log.warning).lines() if follow else read(reader, choice, tail)
+        )
+
+    def _yielded(self, lines: Generator[Line, None, None]) -> Generator[Line, None, None]:
+        """Yield lines while this job, and so its connection, is referred to."""
+        yield from lines
 
     def scale(self, workers: int) -> None:
         """Change the number of workers. Raises JobError for a job that has ended."""
@@ -235,7 +245,8 @@ class Job:
 class Client:
     """Jobs of a cluster, through your kubeconfig or the service account of a pod, or jobs of this machine (`Client.local`).
 
-    A cluster is reached through `kubectl proxy`, which ends with `close`, with the `with` block, or with this process.
+    A cluster is reached through `kubectl proxy`, which ends with `close`, with the `with` block, or with this process. It also
+    ends when your program has neither the client nor one of its jobs any more.
     """
 
     def __init__(
@@ -276,20 +287,20 @@ class Client:
             raise SubmitError(f"{unknown[0]} is no argument of submit. Further arguments are {known}.")
         with _words_of_python():
             name = self._place.submit(Path(script), list(map(str, args)), How(image, workers, gpus), options)
-        return Job(self._place.jobs, name)
+        return Job(self, name)
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the namespace, or of this machine, by name."""
         found = sorted(self._place.jobs.all(), key=lambda view: (view.name, view.directory))
-        return [Job(self._place.jobs, view.directory or view.name) for view in found]
+        return [Job(self, view.directory or view.name) for view in found]
 
     def job(self, name: str) -> Job:
         """Return a job. One of this machine is named by its name or its directory. Raises ClientError if there is none."""
         self._place.jobs.read(name)
-        return Job(self._place.jobs, name)
+        return Job(self, name)
 
     def close(self) -> None:
-        """End the connection. Jobs go on. Jobs that this client returned cannot be asked any more."""
+        """End the connection. Jobs go on. Jobs of a cluster that this client returned cannot be asked any more."""
         self._opened.close()
 
     def __enter__(self) -> Self:

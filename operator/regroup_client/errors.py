@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+CLOSED = "Closed"
+"""Reason of an ApiError for a request after the end of the connection."""
+
 
 class ClientError(Exception):
     """A request or a command cannot be done. It is the base of all exceptions of this package."""
@@ -21,8 +24,8 @@ class ApiError(ClientError):
 
     @property
     def is_final(self) -> bool:
-        """True if another attempt would fail, too: there is no such object, or the user may not see it."""
-        return self.status in (401, 403, 404)
+        """True if another attempt would fail, too: there is no such object, the user may not see it, or the client is closed."""
+        return self.status in (401, 403, 404) or self.reason == CLOSED
 
 
 class SubmitError(ClientError):

@@ -94,6 +94,16 @@ def test_without_kubectl_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
+def test_kubeconfig_that_never_answers_is_one_sentence(
+    kubectl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = kubectl()
+    (directory / "kubectl").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(access, "START_S", 0.1)
+    with pytest.raises(AccessError, match=r"`kubectl config view` has not ended within 0 s\."), connect(Target()):
+        pass
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_proxy_ends_with_the_command(kubectl: Callable[..., Path], number: signal.Signals) -> None:
     directory = kubectl()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -284,8 +285,47 @@ def test_closed_client_ends_its_proxy_and_says_so(cluster: Callable[..., Path]) 
     made = jobs.job("train")
     jobs.close()
     assert not Path((directory / "home").read_text()).exists()
-    with pytest.raises(ClientError, match=r"its kubectl proxy has ended"):
-        made.progress()
+    for ask in (made.progress, made.wait, lambda: list(made.logs(follow=True))):
+        with pytest.raises(ClientError, match=r"The connection to the cluster is closed\. Make a new client\."):
+            ask()
+
+
+def test_wait_and_followed_logs_end_soon_after_the_client_is_closed(
+    cluster: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_streams.Follower.__init__, "__defaults__", (0.05,))
+    cluster(**{f"GET_{JOBS}/train": ok(job()), f"GET_{POD}": ok({"items": []})})
+    jobs = Client(namespace="team-a")
+    made = jobs.job("train")
+    errors: list[ClientError] = []
+
+    def noted(ask: Callable[[], object]) -> None:
+        try:
+            ask()
+        except ClientError as error:
+            errors.append(error)
+
+    asks: list[Callable[[], object]] = [made.wait, lambda: list(made.logs(follow=True))]
+    threads = [threading.Thread(target=noted, args=(ask,), daemon=True) for ask in asks]
+    for thread in threads:
+        thread.start()
+    jobs.close()
+    for thread in threads:
+        thread.join(20)
+    assert ["is closed" in str(error) for error in errors] == [True, True]
+
+
+def test_job_and_its_logs_keep_the_connection_of_a_client_that_nobody_refers_to(logged: Path) -> None:
+    made = Client().job("train")
+    gc.collect()
+    assert made.wait().state == "Succeeded"
+    lines = made.logs()
+    del made
+    gc.collect()
+    assert len(list(lines)) == 3
+    del lines
+    gc.collect()
+    assert not Path((logged / "home").read_text()).exists()
 
 
 # --- jobs of this machine --------------------------------------------------------------------------------------------
