@@ -136,6 +136,8 @@ def test_container_without_hello_is_said_after_20_s(tmp_path: Path) -> None:
     said = world.condition("AgentsConnected")
     assert (said["status"], said["reason"]) == ("False", "NoHello")
     assert said["message"].startswith("1 of 3 agents has not connected to regroup.ns.svc:8443 for 20 s.")
+    world.advance(100)
+    assert "for 120 s. Read the log of pod digits-worker-2-0" in world.condition("AgentsConnected")["message"]
 
 
 def test_process_that_dies_before_it_enters_is_waited_for_and_enters_itself(tmp_path: Path) -> None:

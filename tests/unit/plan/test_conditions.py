@@ -160,23 +160,36 @@ def test_agents_connected(worker: Worker, status: str, reason: str) -> None:
     assert (got.type, got.status, got.reason) == ("AgentsConnected", status, reason)
 
 
+GONE = make_worker(0, Standing.SILENT, session=make_session(0, connected=False))
+
+
 @pytest.mark.parametrize(
-    ("others", "node", "hint"),
+    ("others", "nodes", "since_s", "hint"),
     [
-        pytest.param((), "node-2", "Check egress NetworkPolicy, DNS and service mesh. If the nodes are very busy, the agents may",
-                     id="nobody has called"),
-        pytest.param((A,), "node-2", "Other agents have connected: node node-2 is busy and the agent is only slow, or there the",
-                     id="one on another node has called"),
-        pytest.param((A,), "node-0", "Another agent on the same node has connected, so the network works: node node-0 is busy",
-                     id="one on the same node has called"),
-        pytest.param((A,), "", "Other agents have connected: its node is busy", id="a pod without a known node"),
+        pytest.param((), ["node-2"], 80.0, "Check egress NetworkPolicy, DNS and service mesh. If the nodes are very busy, the "
+                     "agents may only be slow.", id="nobody has called"),
+        pytest.param((A,), ["node-2"], 80.0, "Other agents are connected: node node-2 is busy and the agent is only slow, or "
+                     "there the way to the operator is closed.", id="one on another node is connected"),
+        pytest.param((A,), ["node-0"], 80.0, "Other agents on the same nodes are connected: node node-0 is probably busy, and the "
+                     "agent is only slow.", id="one on the same node is connected"),
+        pytest.param((A,), ["node-0", "node-2"], 80.0, "Other agents are connected: 2 nodes are busy and the agents are only",
+                     id="nobody is connected on one of two nodes"),
+        pytest.param((A, B), ["node-0", "node-1"], 80.0, "Other agents on the same nodes are connected: 2 nodes are probably busy, "
+                     "and the agents are only slow.", id="one is connected on each node"),
+        pytest.param((GONE,), ["node-0"], 80.0, "Check egress NetworkPolicy, DNS", id="the one on the same node has gone"),
+        pytest.param((A,), [""], 80.0, "Other agents are connected: its node is busy", id="a pod without a known node"),
+        pytest.param((A,), ["node-0"], -20.0, "Read the log of pod digits-worker-2-0, and check egress NetworkPolicy, DNS",
+                     id="too long for a busy node"),
     ],
 )  # fmt: skip
 def test_agent_that_is_only_slow_is_told_from_a_network_that_is_closed(
-    others: tuple[Worker, ...], node: str, hint: str
+    others: tuple[Worker, ...], nodes: list[str], since_s: float, hint: str
 ) -> None:
-    late = make_worker(2, Standing.OUTSIDE, session=None, pod=make_pod(2, running_since_s=0.0, node=node))
-    assert hint in conditions(*others, late)[1].message
+    late = [
+        make_worker(slot, Standing.OUTSIDE, session=None, pod=make_pod(slot, running_since_s=since_s, node=node))
+        for slot, node in enumerate(nodes, 2)
+    ]
+    assert hint in conditions(*others, *late)[1].message
 
 
 def test_agent_that_was_turned_away_is_said_with_its_reason() -> None:

@@ -159,10 +159,11 @@ def test_first_generation(ready_since: list[float], bounds: Bounds | None, want:
     ("phases", "says"),
     [
         pytest.param([], "needed.", id="no agent has called"),
-        pytest.param([Phase.IDLE], "needed; 1 still imports the script's modules, such as torch.", id="one imports"),
+        pytest.param([Phase.IDLE],
+                     "needed; 1 has not started its processes yet (imports such as torch take time).", id="one is idle"),
         pytest.param([Phase.IDLE, Phase.IDLE, Phase.STARTING],
-                     "needed; 2 still import the script's modules, such as torch; the processes of 1 run and have not come to "
-                     "Regroup's session yet.", id="two import, and one has processes"),
+                     "needed; 2 have not started their processes yet (imports such as torch take time); of 1 not all processes "
+                     "have come to Regroup's session yet.", id="two are idle, and one has processes"),
     ],
 )  # fmt: skip
 def test_wait_for_the_first_workers_says_what_they_do(phases: list[str], says: str) -> None:

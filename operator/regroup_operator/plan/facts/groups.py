@@ -135,15 +135,17 @@ def ready_words(chosen: Sequence[Worker], ready: Iterable[Worker], bounds: Bound
 def loading_words(workers: Iterable[Worker]) -> str:
     """Return which workers have an agent and are not ready yet, as the end of a sentence; empty: there are none.
 
-    An import of torch takes a minute on a busy node. Without these words nothing would tell it from a script that hangs.
+    An import of torch takes a minute on a busy node. Without these words nothing would tell it from a script that hangs. An idle
+    agent may also read a launcher's command, and a worker that starts may wait for the restart of a process.
     """
     phases = [w.session.condition.phase for w in workers if w.session is not None and w.session.connected]
-    imports, starts = phases.count(Phase.IDLE), phases.count(Phase.STARTING)
+    idle, starting = phases.count(Phase.IDLE), phases.count(Phase.STARTING)
     words = []
-    if imports:
-        words.append(f"{imports} still import{'s' if imports == 1 else ''} the script's modules, such as torch")
-    if starts:
-        words.append(f"the processes of {starts} run and have not come to Regroup's session yet")
+    if idle:
+        whose = "has not started its" if idle == 1 else "have not started their"
+        words.append(f"{idle} {whose} processes yet (imports such as torch take time)")
+    if starting:
+        words.append(f"of {starting} not all processes have come to Regroup's session yet")
     return "".join(f"; {one}" for one in words)
 
 

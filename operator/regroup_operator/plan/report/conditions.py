@@ -47,6 +47,8 @@ NOT_SET_UP = "NotSetUp"
 """Reason of PodsReady=False (plan/facts/set_up.py)."""
 PASSING = ("Starting", "Connecting")
 """Reasons of PodsReady=False and AgentsConnected=False of pods on their way."""
+LONG_HELLOS = 6
+"""An agent that has not called for so many times Settings.hello_timeout_s is not only slow."""
 MAX_QUOTED = 1000
 """Characters of a message that quotes others, such as a kubelet or a script."""
 ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
@@ -193,10 +195,11 @@ def _agents_connected(workforce: Workforce) -> JobCondition:
     late = [pod for pod in silent if workforce.now_s >= (pod.running_since_s or 0.0) + timeout_s]
     if late:
         have = "has" if len(late) == 1 else "have"
-        message = (
-            f"{len(late)} {of} {have} not connected to {workforce.endpoint} for {timeout_s:.0f} s. "
-            f"{_hello_hint(late, [w for w in workforce.workers if w.uid in called])}"
-        )
+        long_s = LONG_HELLOS * timeout_s
+        is_long = all(workforce.now_s >= (pod.running_since_s or 0.0) + long_s for pod in late)
+        hint = _hello_hint(late, [w for w in workforce.workers if w.connected], is_long=is_long)
+        waited_s = long_s if is_long else timeout_s
+        message = f"{len(late)} {of} {have} not connected to {workforce.endpoint} for {waited_s:.0f} s. {hint}"
         return _bounded(AGENTS_CONNECTED, "False", "NoHello", message)
     # A member that has not called since the operator's start is on its way: nothing is said of it yet.
     connected = sum(w.connected or w.has_yet_to_call for w in workforce.workers)
@@ -205,16 +208,20 @@ def _agents_connected(workforce: Workforce) -> JobCondition:
     return JobCondition(AGENTS_CONNECTED, "False", "Connecting", f"{connected} {of} are connected.")
 
 
-def _hello_hint(late: Sequence[Pod], heard: Sequence[Worker]) -> str:
-    """Return what a person looks at where agents are `late`. An agent that was `heard` shows that the network lets one through.
-    Then a busy node is the likely cause, since an agent has to start Python before it can call."""
+def _hello_hint(late: Sequence[Pod], heard: Sequence[Worker], *, is_long: bool) -> str:
+    """Return what a person looks at where agents are `late`. A connected agent on each of their nodes shows that the network works.
+    Then a busy node is the likely cause, since an agent has to start Python before it can call. A busy node explains no long wait.
+    """
+    if is_long:
+        return f"Read the log of pod {late[0].name}, and check egress NetworkPolicy, DNS and service mesh."
     nodes = sorted({pod.node for pod in late if pod.node})
     where = f"node {nodes[0]} is" if len(nodes) == 1 else f"{len(nodes)} nodes are" if nodes else "its node is"
-    if any(w.pod is not None and w.pod.node in nodes for w in heard):
-        return f"Another agent on the same node has connected, so the network works: {where} busy, and the agent is only slow."
+    slow = "the agent is only slow" if len(late) == 1 else "the agents are only slow"
+    if all(pod.node for pod in late) and set(nodes) <= {w.pod.node for w in heard if w.pod is not None}:
+        return f"Other agents on the same nodes are connected: {where} probably busy, and {slow}."
     if heard:
         return (
-            f"Other agents have connected: {where} busy and the agent is only slow, or there the way to the operator is closed. "
+            f"Other agents are connected: {where} busy and {slow}, or there the way to the operator is closed. "
             "Check load, egress NetworkPolicy and service mesh there."
         )
     return "Check egress NetworkPolicy, DNS and service mesh. If the nodes are very busy, the agents may only be slow."

@@ -20,6 +20,7 @@ from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Finishing, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.report.breakdown import breakdown, times_of
+from regroup_operator.plan.report.conditions import LONG_HELLOS
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.curve import extended
 from regroup_operator.plan.report.goodput import goodput
@@ -100,7 +101,8 @@ def make_report(stages: Stages) -> Report:
     status = status.with_fields(observed_at=seen)
     seen_s = seen_due_s(status, inputs.clock, ended=has_ended, every_s=every_s)
     now_s, running = inputs.clock.now_s, [w.pod.running_since_s for w in generation.workers if w.pod and not w.session]
-    dues_s = [at_s + inputs.settings.hello_timeout_s for at_s in running if at_s is not None]
+    hello_s = inputs.settings.hello_timeout_s
+    dues_s = [at_s + times * hello_s for at_s in running if at_s is not None for times in (1, LONG_HELLOS)]
     pods_of_job = (*(w.pod for w in generation.workers if w.pod), *inputs.obs.roles)
     dues_s += [due_s for pod in pods_of_job if (due_s := set_up_due_s(pod)) is not None]
     if seen_s is not None:
