@@ -170,6 +170,14 @@ def test_members_are_waited_for_if_nobody_has_said_why_yet() -> None:
         pytest.param(("AssertionError", "ValueError: no"), "AssertionError; worker 1: ValueError: no", id="a bare line"),
         pytest.param(("ValueError: no", "ValueError: never"), "ValueError: no", id="the first one says why"),
         pytest.param(("AssertionError", "AssertionError:"), "AssertionError", id="nobody says why"),
+        pytest.param(("AssertionError", "my.lib.Error: 3 is odd"), "AssertionError; worker 1: my.lib.Error: 3 is odd",
+                     id="an exception of a module"),
+        pytest.param(("AssertionError", "12:03:04 done"), "AssertionError", id="a time of day is no exception"),
+        pytest.param(("AssertionError", "RuntimeError: Connection closed by peer"), "AssertionError", id="a lost connection"),
+        pytest.param(("AssertionError", "RuntimeError: [pair.cc:534] Connection reset by peer", "ValueError: no"),
+                     "AssertionError; worker 2: ValueError: no", id="one that lost its connection failed before"),
+        pytest.param(("AssertionError", "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely "
+                      "closed."), "AssertionError", id="a lost store"),
     ],
 )  # fmt: skip
 def test_member_that_says_why_is_quoted_beside_the_first_one(lines: tuple[str, str], quoted: str) -> None:

@@ -10,6 +10,7 @@ when it has run for STEADY_S, or has reported steps. Most report none, and one m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,14 @@ AGAIN_S = 0.05
 """A refusal is in the status first, and the job is planned by it after this time."""
 MAX_LINE = 200
 """Characters of a failure's last line that are quoted."""
+_SENTENCE = re.compile(r"[^\W\d][\w.]*: +\S")
+"""The begin of a line such as `ValueError: 10 is odd`."""
+_CONSEQUENCE = re.compile(
+    r"connection (was (likely )?)?(closed|reset|refused|aborted|lost)|broken pipe|timed out|timeout|ncclRemoteError"
+    r"|by peer|remote process|UNAVAILABLE",
+    re.IGNORECASE,
+)
+"""Texts of gloo, NCCL, TCPStore and gRPC about a process that has gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +161,8 @@ def _quote(first: Failure, failures: Sequence[Failure]) -> str:
 
 
 def _says_why(failure: Failure) -> bool:
-    """Return whether the last line has more than the name of an exception."""
-    return bool(failure.last_line.partition(":")[2].strip())
+    """Return whether the last line has the name of an exception and a sentence of its own, on no connection that was lost."""
+    return bool(_SENTENCE.match(failure.last_line)) and not _CONSEQUENCE.search(failure.last_line)
 
 
 def _refused(trial: Trial, line: str, how: str) -> SizeVerdict:
