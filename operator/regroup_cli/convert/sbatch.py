@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -303,7 +303,7 @@ def _read(command: shell.Command, script: _Script, ledger: Ledger, starts: Calla
             raise SpecError(f"{line} starts a second program, and a job has one. Convert a script for each.")
         if before:
             _assign(before, True, script, line)
-        _check_patterns(command, line)
+        _check_patterns(command, line, script.variables)
         _launch(words, script, line, ledger)
     else:
         line.dropped(
@@ -365,15 +365,17 @@ def _by_python(words: list[str]) -> bool:
     return bool(words) and words[0].rpartition("/")[2].startswith("python")
 
 
-def _check_patterns(command: shell.Command, line: Field) -> None:
+def _check_patterns(command: shell.Command, line: Field, variables: Mapping[str, str]) -> None:
     """Refuse or name words that a shell replaces: Regroup starts the program without one."""
     if command.braces:
         raise SpecError(
             f"{line} has {', '.join(command.braces)}, which a shell makes several words of. Write these words."
         )
-    if command.patterns:
+    values = [(name, variables.get(name, "")) for name in command.variables]
+    patterns = [*command.patterns, *(f"${name} ({value})" for name, value in values if shell.is_pattern(value))]
+    if patterns:
         line.note(
-            f"Regroup passes {', '.join(command.patterns)} as written. A shell replaces a pattern by the files that fit, if there "
+            f"Regroup passes {', '.join(patterns)} as written. A shell replaces a pattern by the files that fit, if there "
             "are any. If your script needs that, let srun start bash -c 'python train.py ...'."
         )
 

@@ -17,6 +17,9 @@ LITERAL = "\ue000"
 SHELLS = ("sh", "bash", "dash", "zsh")
 _BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(\\.|[^\"\\])*\"|\$\([^)]*\)|`[^`]*`", re.DOTALL)
+"""Parts of a word that a shell does not look into: quotes, escapes and commands."""
+_TILDE = re.compile(r"~([\w.+-]*)(?=[/:\s;&|<>()]|$)")
 _OPENS = frozenset({"if", "for", "while", "until", "case", "{", "function"})
 CLOSES = frozenset({"fi", "done", "esac", "}"})
 
@@ -36,6 +39,8 @@ class Command:
     """Number of loops and conditions around it."""
     patterns: tuple[str, ...] = ()
     """Words that the shell replaces by the files that they fit, if there are any: those with *, ? or [ outside of quotes."""
+    variables: tuple[str, ...] = ()
+    """Names of variables outside of quotes. The shell looks for patterns in their values, too."""
     braces: tuple[str, ...] = ()
     """Words that the shell makes several words of, such as {a,b}."""
 
@@ -59,15 +64,23 @@ def commands(text: str) -> Iterator[Command]:
             inner = 1
         else:
             inner = depth
-        patterns = tuple(one for one in raw if re.search(r"[*?[]", _unquoted(one)))
+        patterns = tuple(one for one in raw if is_pattern(_unquoted(one)))
         braces = tuple(one for one in raw if _BRACES.search(_unquoted(one)))
-        yield Command(tuple(words), start, text[begin : at[0]].strip(), word, max(inner, 0), patterns, braces)
+        variables = tuple(one[1] or one[2] for part in raw for one in _REFERENCE.finditer(_QUOTED.sub(" ", part)))
+        yield Command(
+            tuple(words), start, text[begin : at[0]].strip(), word, max(inner, 0), patterns, variables, braces
+        )
         words = []
 
 
 def _unquoted(raw: str) -> str:
     """Return the part of a word in which a shell looks for patterns: no quotes, escapes, variables and commands."""
-    return re.sub(r"\\.|'[^']*'|\"(\\.|[^\"\\])*\"|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`|\$[*?]", "", raw, flags=re.DOTALL)
+    return re.sub(r"\$\{[^}]*\}|\$[*?]", "", _QUOTED.sub("", raw))
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a shell replaces a text without quotes by the files that it fits."""
+    return re.search(r"[*?[]", text) is not None
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
@@ -123,8 +136,10 @@ def _word(text: str, at: int, line: int) -> tuple[str, int]:
             one in " \t\r\n;&|<>" or (one in "()" and not out.endswith(("=", "(")) and text[at : at + 2] != "()")
         ):
             break
-        elif not quote and one == "~" and _is_home(text, at, out):
-            out += "$HOME"
+        elif not quote and (found := _TILDE.match(text, at)) and _may_be_home(out):
+            out += f"$(echo {found[0]})" if found[1] else "$HOME"
+            at = found.end()
+            continue
         elif not quote and text.startswith("=(", at):
             end = _closing(text, at)
             out += text[at:end]
@@ -138,10 +153,9 @@ def _word(text: str, at: int, line: int) -> tuple[str, int]:
     return out, at
 
 
-def _is_home(text: str, at: int, before: str) -> bool:
-    """Return whether a tilde is the home directory: it begins a word or a value, and a slash or the end follows."""
-    starts = not before or (before.endswith("=") and is_assignment(before))
-    return starts and (at + 1 == len(text) or text[at + 1] in "/ \t\r\n;&|<>()")
+def _may_be_home(before: str) -> bool:
+    """Return whether a tilde behind this text is a home directory: it begins a word, or a path in the value of an assignment."""
+    return not before or (before[-1] in "=:" and is_assignment(before))
 
 
 def _closing(text: str, at: int) -> int:

@@ -140,6 +140,9 @@ def test_command(body: str, command: list[str], processes: int | None) -> None:
         ("cd /src", Verdict.MAPPED, None),
         ("cd ~/src", Verdict.DROPPED, None),
         ("export A=~/data", Verdict.DROPPED, None),
+        ("export A=/a:~/data", Verdict.DROPPED, None),
+        ("export A=~alice/data", Verdict.DROPPED, None),
+        ("export A=/a:'~/data'", Verdict.MAPPED, [{"name": "A", "value": "/a:~/data"}]),
         ("cp *.py b", Verdict.DROPPED, None),
     ],
 )
@@ -160,6 +163,7 @@ def test_every_line_has_a_finding(line: str, verdict: Verdict, env: list[dict[st
         ("for i in 1 2; do\nsrun torchrun a.py\ndone", "in a loop or a condition"),
         ("srun torchrun train.py $HOME", "uses \\$HOME, which only a shell"),
         ("srun python ~/train.py", "uses \\$HOME, which only a shell"),
+        ("srun python train.py ~alice/data", r"uses \$\(echo ~alice\), which only a shell"),
         ("srun python train.py --in shard-{0..7}.bin", r"has shard-\{0..7\}.bin, which a shell makes several words of"),
         ("python {a,b}.py", r"has \{a,b\}.py, which a shell makes several words of. Write these words"),
         ("cat <<EOF\na\nEOF", "here-document"),
@@ -182,11 +186,13 @@ def test_a_script_that_cannot_be_converted_is_one_sentence(body: str, sentence: 
         ("--layers=[1,2] part-?", ["--layers=[1,2]", "part-?"]),
         ("--layers='[1,2]' \"$A\"'*' a\\?", []),
         ("${A[0]}", []),
+        ("$F --in=${F}", ["$F (*.bin)", "$F (*.bin)"]),
+        ("\"$F\" '$F' $A", []),
     ],
 )
 def test_patterns_for_files_are_passed_as_they_are_with_a_word_on_it(words: str, named: list[str]) -> None:
     """A shell, too, passes a pattern that fits no file, as of options that are lists."""
-    found = converted(body=f"A=1\nsrun python train.py {words}".replace("${A[0]}", "${A:-[0]}"))
+    found = converted(body=f"A=1\nF=*.bin\nsrun python train.py {words}".replace("${A[0]}", "${A:-[0]}"))
     notes = [one.sentence for one in found.findings if "A shell replaces" in one.sentence]
     assert len(notes) == bool(named)
     assert all(f"Regroup passes {', '.join(named)} as " in note for note in notes)
