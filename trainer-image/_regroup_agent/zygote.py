@@ -103,9 +103,17 @@ class Zygote:
             *self._python.argv,
         ]
         self._ready = asyncio.get_running_loop().create_future()
+        texts = [source_of("zygote_child.py").encode(), json.dumps(setup).encode()]
         try:
-            for text in (source_of("zygote_child.py"), json.dumps(setup)):
-                ours.send(text.encode())  # the socket keeps both until the process reads them
+            for text in texts:
+                ours.send(text)  # the socket keeps both until the process reads them
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            why = f"({sum(map(len, texts))} bytes: {error.strerror or error})"
+            self._give_up(f"the command and the variables that it sets do not fit on the zygote's socket {why}")
+            return
+        try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,

@@ -265,6 +265,23 @@ async def ended(zygote: Zygote) -> AsyncIterator[None]:
             os.waitpid(zygote.pid, 0)
 
 
+def test_zygote_whose_command_does_not_fit_on_its_socket_says_so(tmp_path: Path) -> None:
+    """The python that it names could be started."""
+    logged: list[str] = []
+
+    async def run() -> None:
+        python = python_command([sys.executable, str(tmp_path / "train.py"), *["x" * 1000] * 3000])
+        assert python is not None
+        zygote = Zygote(python, ["json"], os.environ, logged.append, lambda: None)
+        zygote.start()
+        assert (zygote.usable, zygote.pid) == (False, None)
+
+    asyncio.run(run())
+    (line,) = logged
+    assert line.startswith("No zygote: the command and the variables that it sets do not fit on the zygote's socket (")
+    assert "cannot be started" not in line
+
+
 def test_what_a_zygote_forked_right_before_its_end_is_the_process_that_was_asked_for(tmp_path: Path) -> None:
     """Else two processes of one incarnation would train, and nobody would know one of them."""
 
