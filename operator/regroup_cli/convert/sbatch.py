@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +117,7 @@ def convert(text: str, draft: Draft, ledger: Ledger, *, name: str, image: str | 
     sizes = _Sizes.of(script)
     script.variables.update(sizes.variables)
     lines = list(shell.commands(_without_options(text)))
-    starts = _by_launcher if any(_by_launcher(_divided(line)[1]) for line in lines) else _by_python
+    starts = _by_launcher if any(_by_launcher(_divided(line.words)[1]) for line in lines) else _by_python
     for command in lines:
         _read(command, script, ledger, starts)
     if not script.launch or script.line is None:
@@ -269,7 +269,7 @@ def _without_options(text: str) -> str:
 
 def _read(command: shell.Command, script: _Script, ledger: Ledger, starts: Callable[[list[str]], bool]) -> None:
     """Read a line, and record what becomes of it. `starts` decides whether its words start the program."""
-    before, words = _divided(command)
+    before, words = _divided(shell.split_values(command, script.variables))
     if before and not (words and starts(words)):
         before, words = [], [*before, *words]
     if not words or words[0] in shell.CLOSES:
@@ -311,9 +311,9 @@ def _read(command: shell.Command, script: _Script, ledger: Ledger, starts: Calla
         )
 
 
-def _divided(command: shell.Command) -> tuple[list[str], list[str]]:
+def _divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the assignments before a command, as in `A=1 python train.py`, and its other words."""
-    words = list(command.words)
+    words = list(command)
     while words and words[0] in ("then", "else", "do"):
         words.pop(0)
     number = next((at for at, word in enumerate(words) if not shell.is_assignment(word)), 0)

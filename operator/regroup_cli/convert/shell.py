@@ -41,6 +41,8 @@ class Command:
     """Words that the shell replaces by the files that they fit, if there are any: those with *, ? or [ outside of quotes."""
     variables: tuple[str, ...] = ()
     """Names of variables outside of quotes. The shell looks for patterns in their values, too."""
+    raw: tuple[str, ...] = ()
+    """The words as they are written, with their quotes."""
     braces: tuple[str, ...] = ()
     """Words that the shell makes several words of, such as {a,b}."""
 
@@ -67,8 +69,9 @@ def commands(text: str) -> Iterator[Command]:
         patterns = tuple(one for one in raw if is_pattern(_unquoted(one)))
         braces = tuple(one for one in raw if _BRACES.search(_unquoted(one)))
         variables = tuple(one[1] or one[2] for part in raw for one in _REFERENCE.finditer(_QUOTED.sub(" ", part)))
+        written = text[begin : at[0]].strip()
         yield Command(
-            tuple(words), start, text[begin : at[0]].strip(), word, max(inner, 0), patterns, variables, braces
+            tuple(words), start, written, word, max(inner, 0), patterns, variables, raw=tuple(raw), braces=braces
         )
         words = []
 
@@ -181,6 +184,15 @@ def expand(word: str, variables: Mapping[str, str]) -> tuple[str, list[str]]:
     made = _REFERENCE.sub(value, word)
     left = [found[0] for found in re.finditer(r"\$\([^)]*\)?|\$\w+|\$\{[^}]*\}?|`[^`]*`", made)]
     return made.replace(LITERAL, "$"), left
+
+
+def split_values(command: Command, variables: Mapping[str, str]) -> list[str]:
+    """Return a command's words, as a shell splits those with a variable outside of quotes. An empty value makes no word."""
+    out = []
+    for word, raw in zip(command.words, command.raw):
+        is_bare = "$" in raw and not _QUOTED.search(raw) and not is_assignment(word)
+        out += expand(word, variables)[0].split() if is_bare else [word]
+    return out
 
 
 def is_assignment(word: str) -> bool:

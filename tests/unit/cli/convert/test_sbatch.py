@@ -99,6 +99,18 @@ def test_signal_before_the_end_is_a_graceful_stop(signal: str, wanted: dict[str,
         ),
         pytest.param("python prepare.py\nsrun python t.py", ["python", "t.py"], 4, id="a program before"),
         pytest.param("srun -l nvidia-smi -L\nsrun python t.py", ["python", "t.py"], 4, id="a look at the GPUs before"),
+        pytest.param(
+            'A="--lr 0.1"\nE=\nsrun python t.py $A "$A" $E "$E" --a=$A',
+            ["python", "t.py", "--lr", "0.1", "--lr 0.1", "", "--a=--lr", "0.1"],
+            4,
+            id="values are split outside of quotes",
+        ),
+        pytest.param(
+            'L="torchrun --nproc_per_node 8"\nsrun $L t.py',
+            ["torchrun", "--nproc_per_node", "8", "t.py"],
+            None,
+            id="a launcher in a variable",
+        ),
         pytest.param("LR=1 srun python t.py $LR", ["python", "t.py", "1"], 4, id="a variable before srun"),
         pytest.param("python t.py > log 2>&1 &\nwait", ["python", "t.py"], 4, id="redirections and background"),
         pytest.param(
