@@ -112,7 +112,9 @@ def unwrap(text: str, value_of: Callable[[str], str | None]) -> Unwrapped | None
     directory = None
     launch: list[str] | None = None
     for one in shell.commands(text):
-        words = list(one.words)
+        words = shell.split_values(one, environ)
+        if not words:
+            continue
         first = words[0]
         if launch is not None or one.depth or one.end not in ("", "\n", ";", "&&") or one.patterns or one.braces:
             return None

@@ -191,7 +191,8 @@ def split_values(command: Command, variables: Mapping[str, str]) -> list[str]:
     out = []
     for word, raw in zip(command.words, command.raw):
         is_bare = "$" in raw and not _QUOTED.search(raw) and not is_assignment(word)
-        out += expand(word, variables)[0].split() if is_bare else [word]
+        text = expand(word, variables)[0]
+        out += text.split() if is_bare and "$" not in text else [word]  # a dollar in a value is none to expand
     return out
 
 

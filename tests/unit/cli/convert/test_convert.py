@@ -204,6 +204,11 @@ def test_variables_that_regroup_sets_are_left_out(env: Object, kept: bool) -> No
             ["sh", "-c", "set -e; cd /src && exec torchrun train.py"], ["torchrun", "train.py"], id="a directory"
         ),
         pytest.param(
+            ["sh", "-c", "A='--lr 1'; torchrun train.py $A \"$A\""],
+            ["torchrun", "train.py", "--lr", "1", "--lr 1"],
+            id="a value that is split",
+        ),
+        pytest.param(
             ["sh", "-c", "python train.py --rank $RANK"], ["sh", "-c", "python train.py --rank $RANK"], id="no launcher"
         ),
     ],
