@@ -11,7 +11,8 @@
 - `bundle.py` reads the files that travel with a job, and `submission.py` makes its objects. `creation.py` puts them into a cluster.
 - `packages.py` resolves `--pip`, and `install_packages.py` installs in the pod.
 - `pull.py` copies checkpoints from a job's volume, through the pod of `reader_pod.py`. `received.py` checks what comes.
-- `client.py` is the Python client, and `local_runs.py` starts its jobs of this machine.
+- `client.py` is the Python client, and `arguments.py` checks what a program gives it.
+- `local_runs.py` starts jobs of this machine for it.
 
 All but `bundle.py` import the standard library only, because `kubectl regroup` is installed without further packages. Nothing here
 decides anything on a running job: the operator does, and the API server checks each change with the user's own rights.

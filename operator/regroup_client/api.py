@@ -155,12 +155,14 @@ class Asked:
 
     def __init__(self, connection: http.client.HTTPConnection, answer: Callable[[], http.client.HTTPResponse]) -> None:
         self._connection, self._answer, self._socket = connection, answer, connection.sock
+        self._is_read = False
 
     def stream(self, limit_s: float | None = None) -> Stream:
         """Wait for the begin of the answer, and return it. Raises ApiError.
 
         `limit_s`: longest wait for its next bytes. Without it a reader of TLS is woken only if the other machine is gone.
         """
+        self._is_read = True
         response = self._answer()
         if response.status != 200:
             with contextlib.closing(self._connection):
@@ -174,6 +176,8 @@ class Asked:
         """End the request. It wakes a thread that waits for the answer."""
         with contextlib.suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        if not self._is_read:  # else its reader closes the connection, which is in use until then
+            self._connection.close()
 
 
 class Api:
@@ -326,7 +330,11 @@ class Api:
     def _answer(self, connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
         try:
             return connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        except (
+            OSError,
+            http.client.HTTPException,
+            AttributeError,
+        ) as error:  # AttributeError: closed by another thread
             connection.close()
             raise self._silent(error) from None
 

@@ -11,16 +11,17 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypedDict, Unpack
+from typing import Literal, Protocol, Self, TypedDict, Unpack, cast
 
-from regroup_client import creation, packages, submission, views
+from regroup_client import arguments, creation, packages, submission, views
 from regroup_client.access import Target, connect
 from regroup_client.api import Api
+from regroup_client.arguments import in_words_of_python
 from regroup_client.cluster_jobs import ClusterJobs
 from regroup_client.errors import ApiError, ClientError, JobError, SubmitError, TimedOut
 from regroup_client.jobs import Jobs, Verb, Wanted, change
@@ -31,7 +32,6 @@ from regroup_client.views import JobView, Point
 Until = Literal["training", "suspended", "succeeded", "ended"]
 POLL_S = 1.0
 """Time between two looks at a job that is waited for."""
-_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)")
 _log = logging.getLogger("regroup_client")
 
 
@@ -148,18 +148,22 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.name!r})"
 
+    @in_words_of_python()
     def status(self) -> JobView:
         """Return all that is known of the job: state, numbers, workers with their ranks, incidents, and sentences on why."""
         return self._jobs.look(self.name)
 
+    @in_words_of_python()
     def why(self) -> tuple[str, ...]:
         """Return sentences on why the job is in its state, the most important first."""
         return self.status().why
 
+    @in_words_of_python()
     def progress(self) -> Progress:
         """Return how far the job is. It is up to ten seconds old, because the operator writes it so often."""
         return _progress(self._jobs.read(self.name))
 
+    @in_words_of_python()
     def wait(self, until: Until = "succeeded", *, timeout: float | None = None) -> JobView:
         """Wait until the job is training, suspended, succeeded or ended, and return its record.
 
@@ -169,9 +173,9 @@ class Job:
         A script that reports no progress counts as training 30 s after its processes started. If it succeeds before, the wait for
         "training" ends then.
         """
-        if until not in _REACHED:
+        if until not in list(_REACHED):
             raise JobError(f"until ({until!r}) is none of {', '.join(_REACHED)}. Give one of them.")
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        deadline_s = None if timeout is None else time.monotonic() + arguments.seconds("timeout", timeout)
         patience, why = Patience(), ""
         while True:
             try:
@@ -189,6 +193,7 @@ class Job:
                 raise TimedOut(f"The job is not {until} after {timeout:g} s. {why}".strip())
             time.sleep(min(POLL_S, left_s))
 
+    @in_words_of_python()
     def logs(
         self,
         *,
@@ -206,6 +211,9 @@ class Job:
         worker; None means all. `all_attempts` adds the replaced pods of each slot. With `follow` the lines go on until the job
         ends: the wait is endless. `close()` of what is returned ends it.
         """
+        for name, number in (("rank", rank), ("slot", slot), ("tail", tail)):
+            if number is not None:
+                arguments.whole(name, number, least=0)
         choice = Choice(rank, 0, None if grep is None else _pattern(grep))
         since_s = None
         if since is not None:
@@ -219,11 +227,12 @@ class Job:
 
     def _yielded(self, lines: Generator[Line, None, None]) -> Generator[Line, None, None]:
         """Yield lines while this job, and so its connection, is referred to."""
-        yield from lines
+        with in_words_of_python():
+            yield from lines
 
     def scale(self, workers: int) -> None:
         """Change the number of workers. Raises JobError for a job that has ended."""
-        self._change("scale", workers)
+        self._change("scale", arguments.whole("workers", workers))
 
     def suspend(self) -> None:
         """Give the workers back. The job's state is saved if it writes checkpoints. `wait("suspended")` waits for it."""
@@ -233,13 +242,14 @@ class Job:
         """Go on with a suspended job."""
         self._change("resume")
 
+    @in_words_of_python()
     def delete(self) -> None:
         """Delete the job and its workers. Checkpoints stay. Returns when the job is gone, or raises JobError after 60 s."""
         self._jobs.delete(self.name)
 
+    @in_words_of_python()
     def _change(self, verb: Verb, workers: int = 0) -> None:
-        with _words_of_python():
-            change(self._jobs, self.name, verb, workers)
+        change(self._jobs, self.name, verb, workers)
 
 
 class Client:
@@ -253,7 +263,7 @@ class Client:
         self, namespace: str | None = None, *, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
         """Connect to a cluster. Without arguments it is the one that kubectl would choose. Raises ClientError."""
-        with contextlib.ExitStack() as opened:
+        with in_words_of_python(), contextlib.ExitStack() as opened:
             api = opened.enter_context(connect(Target(namespace, context, kubeconfig)))
             self._opened = opened.pop_all()
         self._place: Place = _Cluster(api)
@@ -267,6 +277,7 @@ class Client:
         client._opened, client._place = contextlib.ExitStack(), LocalRuns()
         return client
 
+    @in_words_of_python()
     def submit(
         self,
         script: str | Path,
@@ -285,17 +296,25 @@ class Client:
         if unknown := sorted(set(options) - set(Options.__annotations__)):
             known = ", ".join(sorted(Options.__annotations__))
             raise SubmitError(f"{unknown[0]} is no argument of submit. Further arguments are {known}.")
-        with _words_of_python():
-            name = self._place.submit(Path(script), list(map(str, args)), How(image, workers, gpus), options)
+        how = How(
+            arguments.text("image", image), arguments.whole("workers", workers), arguments.whole("gpus", gpus, least=0)
+        )
+        given = cast("Options", arguments.options(options))
+        name = self._place.submit(Path(arguments.text("script", script)), arguments.texts("args", args), how, given)
         return Job(self, name)
 
+    @in_words_of_python()
     def jobs(self) -> list[Job]:
         """Return the jobs of the namespace, or of this machine, by name."""
         found = sorted(self._place.jobs.all(), key=lambda view: (view.name, view.directory))
         return [Job(self, view.directory or view.name) for view in found]
 
+    @in_words_of_python()
     def job(self, name: str) -> Job:
         """Return a job. One of this machine is named by its name or its directory. Raises ClientError if there is none."""
+        name = arguments.text("name", name)
+        if not name:
+            raise JobError("name is empty. Give the name of a job.")
         self._place.jobs.read(name)
         return Job(self, name)
 
@@ -383,7 +402,7 @@ def _progress(job: views.Object) -> Progress:
 def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise ClientError(f"grep ({text}) is not a regular expression ({error}). Correct it.") from None
 
 
@@ -392,15 +411,5 @@ def _duration(given: str | timedelta) -> timedelta:
         return given
     try:
         return duration(given)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ClientError(f"since: {error}.") from None
-
-
-@contextlib.contextmanager
-def _words_of_python() -> Iterator[None]:
-    """Name arguments in errors as they are in Python: `--env-from` becomes `env_from`."""
-    try:
-        yield
-    except SubmitError as error:
-        said = _OPTION.sub(lambda option: option[1].replace("-", "_"), str(error))
-        raise SubmitError(said) from None

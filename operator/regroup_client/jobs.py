@@ -5,13 +5,13 @@ The commands and the Python client call the same methods, so that both refuse th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from regroup_client import views
 from regroup_client.errors import JobError
-from regroup_client.log_streams import Reader
+from regroup_client.log_streams import LogsError, Reader
 from regroup_client.views import JobView, Object
 
 Verb = Literal["scale", "suspend", "resume"]
@@ -75,8 +75,30 @@ def last_hang(jobs: Jobs, job: str) -> Object:
     return hung
 
 
-def missing_rank(rank: int, job: Object, num_ranks: int) -> str:
-    """Return the sentence for a rank that there is not."""
+def slot_of(job: Object, wanted: Wanted, there: Iterable[int]) -> int | None:
+    """Return the slot whose logs are wanted, or None for all. `there` are the slots that have a log.
+
+    Raises LogsError for a rank or slot that the job does not have. A slot of a resizable job may have no pod yet.
+    """
+    ranks = views.ranks(job)
+    if wanted.rank is not None:
+        for member, of_it in ranks.items():
+            if wanted.rank in of_it:
+                return member.slot
+        raise LogsError(_missing_rank(wanted.rank, job, sum(map(len, ranks.values()))))
+    if wanted.slot is not None:
+        spec = job.get("spec") or {}
+        sizes = (spec.get("replicas"), (spec.get("elasticPolicy") or {}).get("maxReplicas"))
+        last = max([0, *there, *(member.slot for member in ranks), *(size - 1 for size in sizes if size)])
+        if not 0 <= wanted.slot <= last:
+            name = job["metadata"]["name"]
+            raise LogsError(
+                f"Slot {wanted.slot} is not in the job {name}, whose slots are 0 to {last}. Give one of them."
+            )
+    return wanted.slot
+
+
+def _missing_rank(rank: int, job: Object, num_ranks: int) -> str:
     if not num_ranks:
         return f"The job {job['metadata']['name']} has no ranks yet: its first generation has not formed. Use --slot N."
     return f"Rank {rank} is not in the newest generation, whose ranks are 0 to {num_ranks - 1}. Give one of them, or use --slot N."

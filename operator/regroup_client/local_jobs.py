@@ -97,6 +97,10 @@ def view(directory: Path, raw: dict[str, Any]) -> views.JobView:
 
 def as_it_is(directory: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """Return a job's object. Its State is Killed if the file says that it goes on and no `regroup run` runs it."""
+    if "conditions" not in (
+        raw.get("status") or {}
+    ):  # `regroup run` starts it. No operator of a cluster is to look at it.
+        raw = {**raw, "status": {"phase": "Starting", **(raw.get("status") or {}), "conditions": []}}
     if views.state(raw) in views.ENDED or not (directory / _LOCK).exists() or runner(directory) is not None:
         return raw  # without the file it is just being started
     status = raw.get("status") or {}
@@ -163,19 +167,22 @@ class LocalJobs:
     def __init__(self, edit: Edit) -> None:
         self._edit = edit
 
+    def _find(self, job: str) -> Path:
+        return find(job)
+
     def all(self) -> list[views.JobView]:
         return local_views()
 
     def look(self, job: str) -> views.JobView:
-        directory = find(job)
+        directory = self._find(job)
         return view(directory, open_job(directory))
 
     def read(self, job: str) -> views.Object:
-        directory = find(job)
+        directory = self._find(job)
         return as_it_is(directory, open_job(directory))
 
     def changes(self, job: str) -> Iterator[views.Object]:
-        directory, version = find(job), ""
+        directory, version = self._find(job), ""
         found = as_it_is(directory, open_job(directory))
         while True:
             if (now := f"{found['metadata']['resourceVersion']} {views.state(found)}") != version:
@@ -192,16 +199,17 @@ class LocalJobs:
                 ) from None
 
     def change(self, job: str, verb: Verb, patch: Mapping[str, Any]) -> None:
-        directory = find(job)
+        directory = self._find(job)
         open_job(directory)
         self._edit(directory, verb, patch)
 
     def delete(self, job: str) -> str:
-        directory = find(job)
+        directory = self._find(job)
         open_job(directory)
         pid = runner(directory)
         if pid is not None:
-            os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGINT)
             deadline_s = time.monotonic() + END_S
             while runner(directory) is not None:
                 if time.monotonic() > deadline_s:
@@ -214,7 +222,7 @@ class LocalJobs:
         return "the job has ended" + (f"; its files stay in {directory}" if directory.exists() else "")
 
     def logs(self, job: str, wanted: Wanted, since_s: int | None = None) -> LocalLogs:  # noqa: ARG002 (files are short)
-        directory = find(job)
+        directory = self._find(job)
         last: list[views.Object] = []
 
         def look() -> tuple[views.Object, bool]:
@@ -242,11 +250,12 @@ def local_views() -> list[views.JobView]:
 def find(job: str) -> Path:
     """Return the directory of a job that is named by it, or by the job's name. Raises JobError."""
     try:
-        if "/" in job or Path(job).exists():
+        if "/" in job or (Path(job) / FILE).exists():  # a script's folder may have the name of a job
             return Path(job)
     except OSError:
         return Path(job)
     named = [one for one in local_views() if one.name == job]
     if len(named) > 1:
-        raise JobError(f"{len(named)} jobs have the name {job}. Give the directory of one: `regroup list` shows them.")
+        first = ", ".join(one.directory for one in named[:3]) + (", ..." if len(named) > 3 else "")
+        raise JobError(f"{len(named)} jobs have the name {job}. Give the directory of one: {first}")
     return Path(named[0].directory) if named else Path(job)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from regroup_client import views
-from regroup_client.jobs import Wanted, missing_rank
+from regroup_client.jobs import Wanted, slot_of
 from regroup_client.log_lines import Worker
 from regroup_client.log_streams import Log, LogsError, Opened
 
@@ -33,16 +33,10 @@ class LocalLogs:
     def logs(self) -> tuple[list[Log], bool]:
         job, goes_on = self._look()
         ranks = views.ranks(job)
-        slot = self._wanted.slot
-        if self._wanted.rank is not None:
-            slot = next((member.slot for member, of_it in ranks.items() if self._wanted.rank in of_it), None)
-            if slot is None:
-                raise LogsError(missing_rank(self._wanted.rank, job, sum(map(len, ranks.values()))))
-        found: dict[Worker, str] = {}
-        for path in self._directory.glob("*-worker-*/log"):
-            name = _NAME.search(path.parent.name)
-            if name is not None and slot in (None, int(name[1])):
-                found[Worker(int(name[1]), int(name[2]))] = path.parent.name
+        names = [path.parent.name for path in self._directory.glob("*-worker-*/log")]
+        of_all = {Worker(int(part[1]), int(part[2])): name for name in names if (part := _NAME.search(name))}
+        slot = slot_of(job, self._wanted, (worker.slot for worker in of_all))
+        found = {worker: name for worker, name in of_all.items() if slot in (None, worker.slot)}
         in_order = sorted(found, key=lambda one: (one.slot, one.attempt))
         chosen = in_order if self._wanted.all_attempts else list({one.slot: one for one in in_order}.values())
         out = []

@@ -5,6 +5,7 @@ The command reads the rules of the operator, which need more packages than this 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -25,10 +26,12 @@ START_S = 120.0
 """Longest wait until a job is there. Importing the command takes seconds on a loaded machine."""
 CHANGE_S = 120.0
 """Longest wait for a command that changes a job."""
+LEFT_S = 5 * START_S
+"""Age of a directory without a job from which on it is removed. A slower start still finds its directory."""
 POLL_S = 0.05
 _OUTPUT = "output"
 """File in a job's directory with what `regroup run` prints."""
-_ONLY_IN_A_CLUSTER = ("cpu", "memory", "env_from", "data", "user")
+_ONLY_IN_A_CLUSTER = ("cpu", "memory", "env_from", "data", "pip", "index_url", "user")
 
 
 class LocalRuns:
@@ -43,7 +46,11 @@ class LocalRuns:
             raise SubmitError(f"{refused[0]} is for jobs of a cluster. Leave it out for a job of this machine.")
         if "directory" in options and not script.is_file():
             script = Path(options["directory"]) / script
+        if not script.is_file():
+            raise SubmitError(f"script ({script}) is not a file. Give the path of a Python script.")
         name = options.get("name", submission.job_name(script.stem))
+        submission.check_name(name)  # before it becomes a part of a path
+        submission.check_sizes(how.workers, options.get("min"), options.get("max"))
         directory = _new_directory(name)
         words = [
             "run",
@@ -69,8 +76,15 @@ class LocalRuns:
 class _Jobs(local_jobs.LocalJobs):
     """Jobs of this machine. The directories of those that a client started go with them."""
 
+    def _find(self, job: str) -> Path:
+        directory = super()._find(job)
+        with contextlib.suppress(OSError):  # then the reader of the file says why
+            if not (directory / local_jobs.FILE).exists():
+                raise JobError(f"There is no job {job} on this machine. Give the name or the directory of a job.")
+        return directory
+
     def delete(self, job: str) -> str:
-        directory = local_jobs.find(job)
+        directory = self._find(job)
         said = super().delete(job)
         if directory.resolve().parent == _runs().resolve():
             shutil.rmtree(directory, ignore_errors=True)
@@ -85,11 +99,21 @@ def _runs() -> Path:
 def _new_directory(name: str) -> Path:
     try:
         _runs().mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(time.time())
         return Path(tempfile.mkdtemp(prefix=f"{name[:20]}-", dir=_runs()))
     except OSError as error:
         raise SubmitError(
             f"{_runs()} cannot be written to ({error.strerror}). Set XDG_STATE_HOME to a directory that can."
         ) from None
+
+
+def _remove_leftovers(now_s: float) -> None:
+    """Remove directories without a job. A client that was killed before its job began leaves one."""
+    for directory in _runs().iterdir():
+        with contextlib.suppress(OSError):  # another client has removed it
+            is_old = now_s - directory.stat().st_mtime > LEFT_S
+            if is_old and not (directory / local_jobs.FILE).exists() and local_jobs.runner(directory) is None:
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _command(*words: str) -> list[str]:

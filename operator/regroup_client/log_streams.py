@@ -119,12 +119,14 @@ def read(reader: Reader, choice: Choice, tail: int | None) -> Generator[Line, No
     logs, _ = reader.logs()
     failures: list[LogsError] = []
     several: list[Iterator[Line]] = []
+    begun: list[Opened] = []
     try:
         with tempfile.TemporaryFile(buffering=0) if len(logs) >= MAX_STREAMS else contextlib.nullcontext() as spool:
             for index, log in enumerate(logs):
                 opened = reader.open(log, follow=False, tail=tail)
                 chunks = _tried(opened, failures)
                 if spool is None or index < MAX_STREAMS - 1:
+                    begun.append(opened)
                     opened.start()
                 else:
                     chunks = _kept(chunks, spool.fileno())
@@ -132,6 +134,9 @@ def read(reader: Reader, choice: Choice, tail: int | None) -> Generator[Line, No
             yield from (line for line in merged(several) if choice.has(line))
     except OSError as error:
         raise LogsError(f"The logs cannot be read ({error.strerror}). Use --slot N or --tail LINES.") from None
+    finally:
+        for opened in begun:  # also those that were not read to their end
+            opened.close()
     if logs and len(failures) == len(logs):
         raise failures[0]
 

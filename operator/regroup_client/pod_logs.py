@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from regroup_client import views
 from regroup_client.api import JOBS, PODS, Api, Asked, Stream
 from regroup_client.errors import ApiError
-from regroup_client.jobs import Wanted, missing_rank
+from regroup_client.jobs import Wanted, slot_of
 from regroup_client.log_lines import Worker
 from regroup_client.log_streams import Log, LogsError, Opened
 
@@ -25,16 +25,11 @@ def logs_of(job: views.Object, pods: Sequence[views.Object], wanted: Wanted) -> 
 
     The key of a log names pod and container, so that `PodLogs` can open it."""
     ranks = views.ranks(job)
-    slot = wanted.slot
-    if wanted.rank is not None:
-        slot = next((member.slot for member, of_it in ranks.items() if wanted.rank in of_it), None)
-        if slot is None:
-            raise LogsError(missing_rank(wanted.rank, job, sum(map(len, ranks.values()))))
-    found: dict[Worker, views.Object] = {}
-    for pod in pods:
-        name = _NAME.search(pod["metadata"]["name"])
-        if name is not None and slot in (None, int(name[1])):
-            found[Worker(int(name[1]), int(name[2]))] = pod
+    of_all = {
+        Worker(int(name[1]), int(name[2])): pod for pod in pods if (name := _NAME.search(pod["metadata"]["name"]))
+    }
+    slot = slot_of(job, wanted, (worker.slot for worker in of_all))
+    found = {worker: pod for worker, pod in of_all.items() if slot in (None, worker.slot)}
     newest: dict[int, Worker] = {}
     for worker in sorted(found, key=lambda one: (one.slot, one.attempt)):
         newest[worker.slot] = worker

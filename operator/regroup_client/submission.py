@@ -147,10 +147,7 @@ def job_name(text: str) -> str:
 
 def _check(choices: Choices, files: Files) -> None:
     """Raise SubmitError if choices contradict each other. The sentences name the options that the user wrote."""
-    if not _NAME.fullmatch(choices.name):
-        raise SubmitError(
-            f"--name ({choices.name}) is no name for a job. Use at most 45 characters of a-z, 0-9 and hyphens, first a letter."
-        )
+    check_name(choices.name)
     if not choices.image:
         raise SubmitError("--image is missing. Give an image with python3 and what the script imports, such as torch.")
     if choices.script not in files:
@@ -160,6 +157,14 @@ def _check(choices: Choices, files: Files) -> None:
     check_sizes(choices.workers, choices.least, choices.most)
     if choices.gpus < 0:
         raise SubmitError(f"--gpus ({choices.gpus}) is less than 0. Give the number of GPUs of each worker.")
+
+
+def check_name(name: str) -> None:
+    """Raise SubmitError for a name that no job can have."""
+    if not _NAME.fullmatch(name):
+        raise SubmitError(
+            f"--name ({name}) is no name for a job. Use at most 45 characters of a-z, 0-9 and hyphens, first a letter."
+        )
 
 
 def check_sizes(workers: int, least: int | None, most: int | None) -> None:

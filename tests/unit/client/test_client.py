@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,19 @@ from typing import Any
 import pytest
 
 import regroup_client
-from regroup_client import Client, ClientError, JobError, Progress, TimedOut, client, log_streams
+from regroup_client import (
+    Client,
+    ClientError,
+    JobError,
+    Progress,
+    TimedOut,
+    access,
+    api,
+    client,
+    local_jobs,
+    local_runs,
+    log_streams,
+)
 from regroup_client.client import is_reached
 from regroup_client.submission import Choices, objects
 
@@ -346,16 +359,28 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     [
         pytest.param({"cpu": "2"}, "cpu is for jobs of a cluster. Leave it out for a job of this machine.", id="cpu"),
         pytest.param({"data": ["d:/x"]}, "data is for jobs of a cluster.", id="data"),
-        pytest.param({}, "SCRIPT (gone.py) is not a file.", id="no script"),
-        pytest.param(
-            {"framework": "Cobol"}, "argument --framework: invalid choice", id="a framework that there is not"
-        ),
+        pytest.param({"pip": ["x"]}, "pip is for jobs of a cluster.", id="pip"),
+        pytest.param({"script": "gone.py"}, "script (gone.py) is not a file.", id="no script"),
+        pytest.param({"framework": "Cobol"}, "argument framework: invalid choice", id="a framework that there is not"),
+        pytest.param({"name": "../x"}, "name (../x) is no name for a job.", id="a name that leaves the directory"),
+        pytest.param({"workers": 0}, "workers (0) is less than 1.", id="no workers"),
+        pytest.param({"min": 0}, "min (0) is less than 1.", id="min is 0"),
+        pytest.param({"max": 0}, "max (0) is less than 1.", id="max is 0"),
+        pytest.param({"gpus": -1}, "gpus (-1) is less than 0.", id="fewer GPUs than none"),
+        pytest.param({"args": "10"}, "args ('10') is no list. Give a list, such as ['10'].", id="args are one text"),
+        pytest.param({"args": ["a\0"]}, "args ('a\\x00') has a NUL character.", id="NUL in args"),
+        pytest.param({"script": "a\0.py"}, "script ('a\\x00.py') has a NUL character.", id="NUL in the script"),
+        pytest.param({"env": {"A": None}}, "env['A'] (None) is no text.", id="a variable without a text"),
+        pytest.param({"env": {"A=B": "1"}}, "env ('A=B') is no name of a variable.", id="a name of a variable"),
+        pytest.param({"workers": "2"}, "workers ('2') is no whole number.", id="workers as text"),
+        pytest.param({"min": 1.5}, "min (1.5) is no whole number.", id="half a worker"),
     ],
 )
 def test_local_job_that_cannot_be_is_one_sentence(local: Client, arguments: dict[str, Any], sentence: str) -> None:
+    Path("train.py").write_text("")
     with pytest.raises(ClientError) as refused:
-        local.submit("gone.py", **arguments)
-    assert str(refused.value).replace("framework:", "--framework:").replace("----", "--").startswith(sentence)
+        local.submit(**{"script": "train.py", **arguments})
+    assert str(refused.value).startswith(sentence)
     assert "\n" not in str(refused.value)
 
 
@@ -369,5 +394,112 @@ def test_local_job_that_has_ended_is_not_changed(local: Client, tmp_path: Path) 
     for verb in (made.suspend, made.resume, lambda: made.scale(2)):
         with pytest.raises(JobError, match=r"The job train has ended \(Succeeded\): it cannot be"):
             verb()
-    with pytest.raises(ClientError, match="holds no job"):
+    with pytest.raises(ClientError, match="There is no job nowhere on this machine"):
         local.job("nowhere")
+
+
+def local_job(directory: Path, **found: Any) -> None:
+    """Write the file of a local job."""
+    directory.mkdir()
+    made = {"metadata": {"name": "train", "resourceVersion": "1", "generation": 1}, "spec": {"replicas": 2}, **found}
+    (directory / "job.json").write_text(json.dumps(made))
+
+
+def test_local_job_is_found_by_its_name_where_a_folder_has_the_same(local: Client, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    local_job(tmp_path / "one")
+    with local_jobs.held(tmp_path / "one"):
+        assert local.job("train").status().directory == str(tmp_path / "one")
+        local_job(tmp_path / "two")
+        with local_jobs.held(tmp_path / "two"), pytest.raises(ClientError) as refused:
+            local.job("train")
+    assert str(refused.value) == (
+        f"2 jobs have the name train. Give the directory of one: {tmp_path / 'one'}, {tmp_path / 'two'}"
+    )
+
+
+def test_local_job_that_starts_names_no_cluster(local: Client, tmp_path: Path) -> None:
+    local_job(tmp_path / "one")
+    with pytest.raises(TimedOut) as late:
+        local.job("one").wait(timeout=0)
+    assert str(late.value) == "The job is not succeeded after 0 s. train is Starting."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"rank": 9}, "Use slot=N."),
+        ({"slot": 9}, "Slot 9 is not in the job train, whose slots are 0 to 1. Give one of them."),
+        ({"slot": 9, "follow": True}, "Slot 9 is not in the job train"),
+        ({"tail": -1}, r"tail \(-1\) is less than 0"),
+        ({"tail": "2"}, r"tail \('2'\) is no whole number"),
+        ({"since": 5}, "since: "),
+        ({"grep": 5}, r"grep \(5\) is not a regular expression"),
+    ],
+)
+def test_local_logs_that_cannot_be(local: Client, tmp_path: Path, arguments: dict[str, Any], sentence: str) -> None:
+    local_job(tmp_path / "one")
+    with pytest.raises(ClientError, match=sentence):
+        list(local.job("one").logs(**arguments))
+
+
+def test_times_and_sizes_of_a_wrong_type_are_one_sentence(local: Client, tmp_path: Path) -> None:
+    local_job(tmp_path / "one")
+    made = local.job("one")
+    with pytest.raises(ClientError, match=r"timeout \('3'\) is no number of seconds"):
+        made.wait(timeout="3")  # type: ignore[arg-type]
+    with pytest.raises(ClientError, match=r"workers \(2.5\) is no whole number"):
+        made.scale(2.5)  # type: ignore[arg-type]
+    with pytest.raises(ClientError, match="name is empty"):
+        local.job("")
+
+
+def test_run_that_ends_while_its_job_is_deleted_is_no_error(
+    local: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_job(tmp_path / "one")
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    found = iter([ended.pid])
+    monkeypatch.setattr(local_jobs, "runner", lambda _: next(found, None))
+    local.job("one").delete()
+
+
+def test_directory_that_a_killed_client_left_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    left, new, job_dir, runs = (tmp_path / "regroup/runs" / name for name in ("left", "new", "job", "runs"))
+    for directory in (left, new, runs):
+        directory.mkdir(parents=True)
+    local_job(job_dir)
+    for directory in (left, job_dir, runs):
+        os.utime(directory, (0, time.time() - local_runs.LEFT_S - 1))
+    monkeypatch.setattr(local_jobs, "runner", lambda directory: 1 if directory == runs else None)
+    made = local_runs._new_directory("train")
+    assert set(made.parent.iterdir()) == {new, job_dir, runs, made}
+
+
+@pytest.mark.usefixtures("logged")
+def test_logs_that_are_left_early_close_every_connection() -> None:
+    asks: list[api.Asked] = []
+
+    def noted(self: api.Api, pod: str, namespace: str | None = None, **query: str) -> api.Asked:
+        asks.append(real(self, pod, namespace, **query))
+        return asks[-1]
+
+    real = api.Api.ask_log
+    with Client() as jobs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api.Api, "ask_log", noted)
+        lines = jobs.job("train").logs()
+        next(lines)
+        lines.close()
+    assert [asked._connection.sock for asked in asks] == [None, None]
+
+
+@pytest.mark.usefixtures("logged")
+def test_request_for_a_log_that_was_not_read_is_closed() -> None:
+    with access.connect(access.Target()) as cluster:
+        asked = cluster.ask_log("train-worker-0-0")
+        asked.close()
+        assert asked._connection.sock is None
+        with pytest.raises(ClientError, match="gave no answer"):
+            asked.stream()
