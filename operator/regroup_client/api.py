@@ -165,8 +165,10 @@ class Asked:
         self._is_read = True
         response = self._answer()
         if response.status != 200:
-            with contextlib.closing(self._connection):
-                raise _refused(response.status, _body(response.read()))
+            said = b""
+            with contextlib.closing(self._connection), contextlib.suppress(OSError, http.client.HTTPException):
+                said = response.read()  # it fails where another thread closes the request meanwhile
+            raise _refused(response.status, _body(said))
         if self._connection.sock is not None:
             self._connection.sock.settimeout(limit_s)
             _keep_alive(self._connection.sock)
