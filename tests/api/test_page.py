@@ -21,7 +21,7 @@ from harness.sample_jobs import event, pods_of, resnet
 from regroup_cli.streams import TERMINATED
 from tests.api.conftest import ROOT, Api
 
-ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)(/\?code=\S+)")
+ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)(/[\w-]+)(/\?code=\S+)")
 SECOND = "second-user"
 
 
@@ -85,8 +85,8 @@ def read(line: str, *paths: str) -> list[str]:
     async def run() -> list[str]:
         out = []
         async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
-            for path in (found[2], *paths):
-                async with session.get(found[1] + path) as response:
+            for path in (found[3], *paths):
+                async with session.get(found[1] + found[2] + path) as response:
                     out.append(await response.text())
         return out[1:]
 
@@ -97,7 +97,7 @@ def test_the_page_shows_jobs_pods_and_events(api: Api, filled: str, tmp_path: Pa
     job = f"/jobs/{filled}/resnet50"
     with page(api, filled, tmp_path) as line:
         listed, shown, elsewhere = read(line, "/", job, "/jobs/kube-system/resnet50")
-    assert f'href="{job}"' in listed
+    assert f'{job}">resnet50' in listed
     for expected in (
         "resnet50 is Running.",
         "gpu-b",

@@ -32,7 +32,7 @@ def test_the_page_of_a_run_shows_it_and_ends_with_it(tmp_path: Path, monkeypatch
         try:
             until(lambda: "page: http" in said.read_text(), "the page has an address")
             found = re.search(
-                r"page: (http://127\.0\.0\.1:\d+/jobs/here/local-[0-9a-f]{8})(\?code=\S+)", said.read_text()
+                r"page: (http://127\.0\.0\.1:\d+/[\w-]+/jobs/here/local-[0-9a-f]{8})(\?code=\S+)", said.read_text()
             )
             assert found is not None
             browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))

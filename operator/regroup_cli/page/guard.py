@@ -3,6 +3,9 @@
 The page is served on loopback, where every user of the machine and every site in the user's browser can reach it. Three things keep
 them out. A code that works once, and is known only to the terminal, becomes a cookie. The Host header must be one of ours, so a
 foreign name that resolves to 127.0.0.1 is refused. And no site may embed the page or send its cookie.
+
+Browsers send a cookie to every port of a host, so also to a server of another user. All paths therefore begin with a secret, and
+the cookie is sent below it only. A refusal must not show it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 
+COOKIE = "regroup"
 MAX_SESSIONS = 16
 """Browsers that are let in at once. The oldest one has to use a new code then."""
 HEADERS = {
@@ -31,20 +35,21 @@ def hosts(port: int) -> frozenset[str]:
     return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
 
 
-def cookie_name(port: int) -> str:
-    """Return the cookie's name. Browsers send cookies to every port of a host, so two pages need two names."""
-    return f"regroup-{port}"
-
-
 class Guard:
     """Knows the code that is valid now, and the browsers that were let in."""
 
     def __init__(self, make: Callable[[], str] = lambda: secrets.token_urlsafe(24)) -> None:
         """`make` returns a new random text."""
         self._make = make
+        self.root = f"/{make()}"
+        """Begin of the paths that need the cookie, without a slash at its end."""
         self.code = make()
         """It opens the page once; after that there is another one."""
         self._sessions: deque[bytes] = deque(maxlen=MAX_SESSIONS)
+
+    def is_below_root(self, path: str) -> bool:
+        """Return whether a path begins with the secret."""
+        return hmac.compare_digest(_digest("/".join(path.split("/", 2)[:2])), _digest(self.root))
 
     def redeem(self, code: str) -> str | None:
         """Return the cookie for a code, and make a new code; None for a wrong code."""

@@ -56,12 +56,16 @@ class Page:
             "shown": shown,
             "source": source,
             "stamp_of": stamp_of,
-            "address_of": lambda view: path_of(source.key(view)),
+            "root": self.guard.root,
+            "address_of": lambda view: self._path(source.key(view)),
         }
 
     def address(self, path: str = "/") -> str:
-        """Return the address that opens the page once."""
-        return f"http://{ADDRESS}:{self._port}{path}?code={self.guard.code}"
+        """Return the address that opens the page once. `path`: without the secret at its begin."""
+        return f"http://{ADDRESS}:{self._port}{self.guard.root}{path}?code={self.guard.code}"
+
+    def _path(self, key: Key) -> str:
+        return self.guard.root + path_of(key)
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -80,10 +84,10 @@ class Page:
             "/jobs/{place}/{name}/piece": partial(self._job, is_piece=True),
             "/jobs/{place}/{name}/logs": self._logs,
             "/jobs/{place}/{name}/logs/piece": partial(self._logs, is_piece=True),
-            "/static/{name}": self._static,
         }
+        app.router.add_get("/static/{name}", self._static, allow_head=False)
         for path, handler in routes.items():
-            app.router.add_get(path, handler, allow_head=False)
+            app.router.add_get(self.guard.root + path, handler, allow_head=False)
         return app
 
     async def _close(self, app: web.Application) -> None:  # noqa: ARG002 (a callback's parameter)
@@ -101,14 +105,15 @@ class Page:
                 return await handler(request)
             if request.method != "GET":
                 raise web.HTTPMethodNotAllowed(request.method, ["GET"])
-            if "code" in request.query:
+            is_below_root = self.guard.is_below_root(request.path)
+            if is_below_root and self.guard.knows(request.cookies.get(guard.COOKIE, "")):
+                return await handler(request)
+            if is_below_root and "code" in request.query:
                 return self._let_in(request)
-            if not self.guard.knows(request.cookies.get(guard.cookie_name(self._port), "")):
-                return self._refusal(
-                    403,
-                    "Open the page with the newest address that the command has printed. Each address works once, in one browser.",
-                )
-            return await handler(request)
+            return self._refusal(
+                403,
+                "Open the page with the newest address that the command has printed. Each address works once, in one browser.",
+            )
         except web.HTTPException as error:
             texts = {404: "There is no such page.", 405: "The page is only read: it answers GET."}
             return self._refusal(error.status, texts.get(error.status, error.reason))
@@ -127,7 +132,7 @@ class Page:
         self._say(f"for another browser: {self.address()}")
         answer = self._page("enter.html", to=request.rel_url.with_query(None).raw_path)
         answer.set_cookie(
-            guard.cookie_name(self._port), cookie, httponly=True, samesite="Strict", path="/", max_age=None
+            guard.COOKIE, cookie, httponly=True, samesite="Strict", path=f"{self.guard.root}/", max_age=None
         )
         return answer
 
@@ -142,7 +147,7 @@ class Page:
     async def _job(self, request: web.Request, *, is_piece: bool = False) -> web.Response:
         key = _key(request)
         kept = await self._seen(key)
-        return self._answer(request, "job", kept, is_piece, {}, view=kept.value, key=key, address=path_of(key))
+        return self._answer(request, "job", kept, is_piece, {}, view=kept.value, key=key, address=self._path(key))
 
     async def _logs(self, request: web.Request, *, is_piece: bool = False) -> web.Response:
         key = _key(request)
@@ -156,7 +161,16 @@ class Page:
         query = {"of": choice.of, "text": choice.text}
         lines = shown.log_lines(kept.value or (), choice) if kept is not seen else []
         return self._answer(
-            request, "logs", kept, is_piece, query, view=view, key=key, address=path_of(key), choice=choice, lines=lines
+            request,
+            "logs",
+            kept,
+            is_piece,
+            query,
+            view=view,
+            key=key,
+            address=self._path(key),
+            choice=choice,
+            lines=lines,
         )
 
     async def _seen(self, key: Key) -> Kept:
@@ -207,7 +221,7 @@ def _number(text: str) -> int:
 
 
 def path_of(key: Key) -> str:
-    """Return the path of a job on the page."""
+    """Return the path of a job on the page, without the secret at its begin."""
     return f"/jobs/{quote(key.place, safe='')}/{quote(key.name, safe='')}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from regroup_cli.page.guard import MAX_SESSIONS, Guard, cookie_name, hosts
+from regroup_cli.page.guard import MAX_SESSIONS, Guard, hosts
 
 
 def test_a_code_opens_the_page_once() -> None:
@@ -40,4 +40,12 @@ def test_the_oldest_browser_is_forgotten() -> None:
 
 def test_names_have_the_port() -> None:
     assert hosts(8000) == {"127.0.0.1:8000", "localhost:8000", "[::1]:8000"}
-    assert cookie_name(8000) != cookie_name(8001)
+
+
+def test_the_secret_of_paths() -> None:
+    guard = Guard()
+    assert guard.root != Guard().root
+    for path, want in (("/", True), ("", True), ("/jobs/a/b", True), ("x/", False)):
+        assert guard.is_below_root(guard.root + path) is want
+    for path in ("", "/", "*", "//", f"/x{guard.root}/"):
+        assert not guard.is_below_root(path)

@@ -27,9 +27,15 @@ class Browser:
     def __init__(self, session: ClientSession, page: Page, said: list[str]) -> None:
         self._session, self.page, self.said = session, page, said
         self.origin = f"http://127.0.0.1:{page._port}"
+        self.root = page.guard.root
+
+    def url(self, path: str) -> str:
+        """Return the address of a path. One that is asked without the page's secret begins with //."""
+        has_all = path.startswith((self.root, "/static/", "//"))
+        return self.origin + (path.replace("//", "/", 1) if has_all else self.root + path)
 
     async def get(self, path: str, **headers: str) -> tuple[ClientResponse, str]:
-        async with self._session.get(self.origin + path, headers=headers, allow_redirects=False) as response:
+        async with self._session.get(self.url(path), headers=headers, allow_redirects=False) as response:
             return response, await response.text()
 
     async def enter(self) -> None:
@@ -42,7 +48,7 @@ class Browser:
         return text
 
     async def ask(self, method: str, path: str) -> int:
-        async with self._session.request(method, self.origin + path) as response:
+        async with self._session.request(method, self.url(path)) as response:
             return response.status
 
 
@@ -77,31 +83,46 @@ def test_the_code_becomes_a_cookie_once() -> None:
         address = f"/jobs/a/b?code={browser.page.guard.code}"
         response, text = await browser.get(address)
         cookie = response.headers["Set-Cookie"]
-        assert cookie.startswith(f"regroup-{browser.page._port}=")
+        assert cookie.startswith("regroup=")
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie
-        assert "Path=/" in cookie
-        assert 'content="0;url=/jobs/a/b"' in text
+        assert f"Path={browser.root}/;" in cookie  # no other server on this host gets it
+        assert f'content="0;url={browser.root}/jobs/a/b"' in text
         assert browser.said == [f"for another browser: {browser.page.address()}"]
+        response, text = await browser.get(address)
+        assert response.status == 404  # let in already, and there is no such job
+        browser._session.cookie_jar.clear()
         response, text = await browser.get(address)
         assert response.status == 403
         assert "was used already" in text
-        assert (await browser.get("/"))[0].status == 200
 
     browse(sample(), test, enter=False)
 
 
-@pytest.mark.parametrize("path", ["/", "/piece", JOB, f"{JOB}/logs", "/no/such/page"])
+@pytest.mark.parametrize("path", ["/", "/piece", JOB, f"{JOB}/logs", "/no/such/page", "//"])
 def test_without_the_cookie_nothing_is_shown_or_asked(path: str) -> None:
     jobs = sample()
 
     async def test(browser: Browser) -> None:
-        response, text = await browser.get(path, Cookie=f"regroup-{browser.page._port}={browser.page.guard.code}")
+        response, text = await browser.get(path, Cookie=f"regroup={browser.page.guard.code}")
         assert response.status == 403
-        assert "resnet50" not in text
+        assert not [secret for secret in ("resnet50", NAMESPACE, browser.root) if secret in text]
         assert not jobs.asked
 
     browse(jobs, test, enter=False)
+
+
+def test_the_cookie_does_not_help_without_the_secret_of_the_path() -> None:
+    async def test(browser: Browser) -> None:
+        (cookie,) = browser._session.cookie_jar
+        sent = {"Cookie": f"regroup={cookie.value}"}
+        assert (await browser.get("/", **sent))[0].status == 200
+        for path in ("//", f"/{JOB}", f"//x{JOB}", f"//?code={browser.page.guard.code}"):
+            response, text = await browser.get(path, **sent)
+            assert response.status == 403, path
+            assert browser.root not in text
+
+    browse(sample(), test)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""])
@@ -111,6 +132,7 @@ def test_other_hosts_are_refused(host: str) -> None:
             response, text = await browser.get(path, Host=host.format(port=browser.page._port))
             assert response.status == 403
             assert "ssh -L" in text
+            assert not [secret for secret in (NAMESPACE, browser.root) if secret in text]
         assert (await browser.get("/", Host=f"localhost:{browser.page._port}"))[0].status == 200
         assert (await browser.get("/"))[0].status == 200
 
@@ -136,7 +158,7 @@ def test_only_get_is_answered(method: str) -> None:
         ("/static/htmx-2.0.11.min.js", 200),
         ("/static/nothing.css", 404),
         ("/static/..%2ftemplates%2fbase.html", 404),
-        ("/static/../server.py", 404),
+        ("/static/../server.py", 403),
         ("/nothing", 404),
         ("/jobs/other/resnet50", 404),
         (f"/jobs/{NAMESPACE}/nothing", 404),
@@ -173,7 +195,15 @@ def test_the_policy_allows_nothing_inline_and_no_other_host() -> None:
 def test_views_show_what_is_known() -> None:
     async def test(browser: Browser) -> None:
         text = await browser.text("/")
-        for expected in ("resnet50", "vit-large", "bert-tiny", "12/12", "36m", "CUDA out of memory", f'href="{JOB}"'):
+        for expected in (
+            "resnet50",
+            "vit-large",
+            "bert-tiny",
+            "12/12",
+            "36m",
+            "CUDA out of memory",
+            f'{browser.root}{JOB}"',
+        ):
             assert expected in text
         text = await browser.text(JOB)
         for expected in (
@@ -211,7 +241,7 @@ def test_hostile_texts_do_nothing() -> None:
     jobs = SampleJobs([one], {name: pods}, {name: events}, {name: output})
 
     async def test(browser: Browser) -> None:
-        address = re.search(r'href="(/jobs/[^"]*)"', await browser.text("/"))
+        address = re.search(r'href="[^"]*(/jobs/[^"]*)"', await browser.text("/"))
         assert address is not None
         for path in ("/", "/?text=" + "%3Cscript%3Ealert(1)", address[1], f"{address[1]}/logs"):
             text = await browser.text(path)
