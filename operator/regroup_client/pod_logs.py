@@ -97,6 +97,8 @@ class _PodLog:
 
     def start(self) -> None:
         """Send the request. If that fails, `chunks` tries again and says why."""
+        if self._is_closed:
+            return
         try:
             self._asked = self._ask()
         except ApiError:
@@ -104,8 +106,12 @@ class _PodLog:
 
     def chunks(self) -> Iterator[bytes]:
         try:
+            if self._is_closed:
+                return
             asked = self._asked or self._ask()
             self._asked = asked
+            if self._is_closed:  # while it was asked: `close` had nothing to close yet
+                return
             self._stream = asked.stream()
             if self._is_closed:
                 return

@@ -157,7 +157,7 @@ class Page:
         kept = seen
         if not seen.is_refused:
             read = partial(sources.tail, self._source, key, choice.slot)
-            kept = await self.cache.get(("logs", key, choice.slot), read)
+            kept = await self.cache.get(("logs", key, choice.slot), read, is_long=True)
         query = {"of": choice.of, "text": choice.text}
         lines = shown.log_lines(kept.value or (), choice) if kept is not seen else []
         return self._answer(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -155,6 +157,85 @@ def test_what_nobody_asks_for_is_forgotten() -> None:
         assert 0 not in kept._entries
 
     in_loop(test)
+
+
+def test_what_is_being_read_is_not_forgotten_and_no_more_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "FIRST_WAIT_S", 0.01)
+
+    async def test(kept: Cache, clock: Clock, api: Api) -> None:  # noqa: ARG001
+        api.may_answer.clear()
+        for _ in range(2):
+            await asyncio.gather(*(kept.get(number, api) for number in range(cache.MAX_KEPT)))
+        assert (await kept.get("one more", api)).trouble == "Too many things are read at once."
+        assert len(kept._entries) == cache.MAX_KEPT
+        readings = [entry.reading for entry in kept._entries.values() if entry.reading is not None]
+        api.may_answer.set()
+        await asyncio.gather(*readings)
+        assert api.asked == cache.MAX_KEPT
+        assert (await kept.get("one more", api)).value is not None
+
+    in_loop(test)
+
+
+def test_an_old_value_is_called_old_while_the_next_one_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "NEXT_WAIT_S", 0.01)
+
+    async def test(kept: Cache, clock: Clock, api: Api) -> None:
+        await kept.get("jobs", api)
+        api.may_answer.clear()
+        clock.now_s = 3
+        assert await kept.get("jobs", api) == Kept(1, "12:00:00")
+        clock.now_s = 6
+        assert await kept.get("jobs", api) == Kept(1, "12:00:00", "There is no newer answer yet.")
+
+    in_loop(test)
+
+
+def test_logs_that_hang_leave_readers_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "FIRST_WAIT_S", 0.01)
+
+    async def test(kept: Cache, clock: Clock, api: Api) -> None:  # noqa: ARG001
+        api.may_answer.clear()
+        await asyncio.gather(*(kept.get(number, api, is_long=True) for number in range(8)))
+        assert api.asked == cache.MAX_LONG
+        monkeypatch.setattr(cache, "FIRST_WAIT_S", 10.0)
+        assert (await kept.get("jobs", lambda: "a list")).value == "a list"
+
+    in_loop(test)
+
+
+def test_nothing_is_begun_after_the_end() -> None:
+    async def test(kept: Cache, clock: Clock, api: Api) -> None:  # noqa: ARG001
+        waits = asyncio.gather(*(kept.get(number, api) for number in range(cache.MAX_READERS + 1)))
+        api.may_answer.clear()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        kept.close()
+        api.may_answer.set()
+        await waits
+        assert api.asked <= cache.MAX_READERS
+
+    in_loop(test)
+
+
+HANGS = """\
+import asyncio, threading
+from regroup_cli.page import cache
+
+cache.FIRST_WAIT_S = 0.01
+
+async def run():
+    kept = cache.Cache()
+    print((await kept.get("jobs", threading.Event().wait)).trouble)
+    kept.close()
+
+asyncio.run(run())
+"""
+
+
+def test_the_end_of_the_process_waits_for_no_reading() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "There is no answer yet.\n", "")
 
 
 def test_errors_of_the_client_are_sentences() -> None:
