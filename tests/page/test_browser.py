@@ -163,19 +163,43 @@ def test_pieces_change_alone_and_focus_and_selection_stay() -> None:
     visit(jobs, test)
 
 
-def test_a_reader_at_the_end_of_a_log_stays_there_and_others_stay_where_they_are() -> None:
+FIRST_LINE = """() => {
+    const log = document.querySelector(".log"), top = log.getBoundingClientRect().top;
+    return [...log.querySelectorAll("li")].find((one) => one.getBoundingClientRect().bottom > top).textContent;
+}"""
+TWO_POLLS = """new Promise((done) => {
+    let count = 0;
+    document.addEventListener("htmx:beforeRequest", () => { if (++count === 2) done(); });
+})"""
+
+
+def test_a_log_follows_at_its_end_and_stands_still_while_it_is_read() -> None:
     jobs = sample()
     log = [lines(0, 100)]
     jobs.output = {"resnet50": log}
 
     async def test(tab: Tab, page: Page) -> None:  # noqa: ARG001
-        for count, at_end in ((101, True), (102, False)):
-            if not at_end:
-                await tab.evaluate("document.querySelector('.log').scrollTop = -600")
-            log[0] = lines(0, 100) + b"2026-11-28T10:30:00Z line %d\n" % count
-            await tab.get_by_text(f"line {count}").wait_for(state="attached")
-            at = await tab.evaluate("document.querySelector('.log').scrollTop")
-            assert (at == 0) if at_end else (at < -500), at
+        def add(count: int) -> None:
+            """Replace the oldest lines by a new one, as `tail` does."""
+            log[0] = b"".join(lines(0, 100).splitlines(keepends=True)[count:])
+            log[0] += b"2026-11-28T10:30:00Z added %d\n" % count
+
+        add(1)
+        await tab.get_by_text("added 1").wait_for(state="attached")
+        assert await tab.evaluate("document.querySelector('.log').scrollTop") == 0
+        await tab.evaluate("document.querySelector('.log').scrollTop = -600")
+        before = await tab.evaluate(FIRST_LINE)
+        add(2)
+        await tab.evaluate(TWO_POLLS)
+        assert await tab.evaluate(FIRST_LINE) == before
+        await tab.evaluate("document.querySelector('.log').scrollTop = 0")
+        await tab.get_by_text("added 2").wait_for(state="attached")
+        await tab.evaluate("getSelection().selectAllChildren(document.querySelector('.log li:last-child'))")
+        add(3)
+        await tab.evaluate(TWO_POLLS)
+        assert "added 2" in await tab.evaluate("getSelection().toString()")
+        await tab.evaluate("getSelection().removeAllRanges()")
+        await tab.get_by_text("added 3").wait_for(state="attached")
 
     visit(jobs, test, path=f"{JOB}/logs?of=slot-0")
 

@@ -6,7 +6,9 @@ browser leaves the page alone. So selections, focus and scrolling stay, and scre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable
@@ -117,6 +119,8 @@ class Page:
         except web.HTTPException as error:
             texts = {404: "There is no such page.", 405: "The page is only read: it answers GET."}
             return self._refusal(error.status, texts.get(error.status, error.reason))
+        except Exception as error:
+            return self._refusal(500, f"The page cannot show this ({type(error).__name__}).")
 
     def _let_in(self, request: web.Request) -> web.Response:
         """Turn the code of an address into a cookie.
@@ -129,7 +133,8 @@ class Page:
             return self._refusal(
                 403, "This address was used already. Open the newest one that the command has printed."
             )
-        self._say(f"for another browser: {self.address()}")
+        with contextlib.suppress(OSError):  # nobody reads the terminal any more
+            self._say(f"for another browser: {self.address()}")
         answer = self._page("enter.html", to=request.rel_url.with_query(None).raw_path)
         answer.set_cookie(
             guard.COOKIE, cookie, httponly=True, samesite="Strict", path=f"{self.guard.root}/", max_age=None
@@ -240,7 +245,10 @@ async def serve(source: Source, port: int, say: Callable[[str], None]) -> Servin
     """Serve the page on loopback. `port` 0: a free one. Raises OSError if the port is in use."""
     listening = socket.create_server((ADDRESS, port))
     page = Page(source, listening.getsockname()[1], say)
-    runner = web.AppRunner(page.app(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    # Whatever another user sends to the port must not write to the terminal.
+    quiet = logging.getLogger("regroup.page")
+    quiet.disabled = True
+    runner = web.AppRunner(page.app(), access_log=None, logger=quiet, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     await web.SockSite(runner, listening).start()
     return Serving(page, runner)

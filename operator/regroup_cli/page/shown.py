@@ -28,6 +28,8 @@ MAX_LINE = 1000
 """Characters of a line of a log."""
 MAX_LOG = 300_000
 """Characters of all lines of a log that are shown at once: older lines are left out."""
+MAX_LOSS = 1e300
+"""Losses from here on are not drawn: the distance of two of them may be no number."""
 _PART = re.compile(r"([A-Za-z][A-Za-z ]*?) (\d{1,3}) %")
 _STEP_TIME = re.compile(r"([^:]+): ([^(]*)(?:\((.*)\))?")
 
@@ -123,7 +125,7 @@ def marks(view: JobView) -> list[Mark]:
     for one in view.incidents:
         at_s = seconds_of(view, one.at)
         if at_s is not None and at_s >= 0:
-            text = f"Generation {one.generation}, {one.cause}: {harmless(one.decision).splitlines()[0]}"
+            text = f"Generation {one.generation}, {one.cause}: {first_line(harmless(one.decision))}"
             out.append(Mark(at_s, str(one.generation), bounded(text, 300), is_failure(one)))
     return out
 
@@ -149,11 +151,11 @@ def timeline(view: JobView) -> Markup:
 
 
 def loss(view: JobView) -> Markup:
-    """Return the chart of the loss."""
+    """Return the chart of the loss. A loss that has no place on an axis, such as NaN, is left out."""
     dots = [
         Dot(one.seconds, one.loss, f"step {one.step:,}: loss {charts.number(one.loss)}")
         for one in view.curve
-        if one.loss is not None
+        if one.loss is not None and abs(one.loss) < MAX_LOSS
     ]
     return charts.curve("Loss", dots, end_s(view), marks(view))
 

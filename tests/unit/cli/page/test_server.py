@@ -12,7 +12,7 @@ from aiohttp import ClientResponse, ClientSession, CookieJar
 
 from harness.sample_jobs import NAMESPACE, SampleJobs, job, lines, many, pods_of, resnet, sample
 from harness.screenshots import SampleSource
-from regroup_cli.page import cache, guard
+from regroup_cli.page import cache, guard, shown
 from regroup_cli.page.server import Page, Serving, serve
 from regroup_client.errors import ApiError
 
@@ -189,7 +189,62 @@ def test_the_policy_allows_nothing_inline_and_no_other_host() -> None:
     assert "unsafe" not in guard.HEADERS["Content-Security-Policy"]
 
 
+def test_nothing_that_is_sent_to_the_port_writes_to_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(browser: Browser) -> None:
+        for sent in (b"GET /?text=\xff HTTP/1.1", b"GET /\xff/ HTTP/1.1", b"\xff\xff", b"GET / HTTP/9"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", browser.page._port)
+            writer.write(sent + b"\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n" % browser.page._port)
+            assert (await reader.read()).startswith(b"HTTP/1."), sent
+            writer.close()
+
+    browse(sample(), test)
+    assert not caplog.records
+
+
+def test_a_bug_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown, "choose", lambda *_: 1 / 0)
+
+    async def test(browser: Browser) -> None:
+        response, text = await browser.get("/")
+        assert response.status == 500
+        assert "The page cannot show this (ZeroDivisionError)." in text
+
+    browse(sample(), test)
+
+
+def test_a_terminal_that_nobody_reads_keeps_nobody_out() -> None:
+    async def test(browser: Browser) -> None:
+        def say(_: str) -> None:
+            raise BrokenPipeError
+
+        browser.page._say = say
+        await browser.enter()
+        assert "resnet50" in await browser.text("/")
+
+    browse(sample(), test, enter=False)
+
+
 # --- what it shows
+
+
+def test_a_link_keeps_its_id_when_other_jobs_come() -> None:
+    """htmx gives the focus back to the link with the same id."""
+    jobs = sample()
+
+    def id_of(text: str) -> str:
+        found = re.search(r'<a id="([^"]*)"[^>]*>resnet50<', text)
+        assert found is not None, text
+        return found[1]
+
+    async def test(browser: Browser) -> None:
+        before = id_of(await browser.text("/"))
+        jobs.objects.append(job("aaa", "Running", namespace=NAMESPACE))
+        browser.page.cache._entries.clear()
+        text = await browser.text("/")
+        assert text.index(">aaa<") < text.index(">resnet50<")
+        assert id_of(text) == before
+
+    browse(jobs, test)
 
 
 def test_views_show_what_is_known() -> None:

@@ -111,6 +111,18 @@ def test_marks_tell_failures_from_plans() -> None:
     ]
 
 
+def test_an_incident_without_a_sentence_is_drawn() -> None:
+    (mark,) = shown.marks(view(startedAt=at(0), incidents=[incident(2, 9, "PodFailed", "", (2, 1))]))
+    assert mark.text == "Generation 2, PodFailed: "
+
+
+def test_a_loss_without_a_place_on_an_axis_is_left_out() -> None:
+    curve = ["0 0 nan", "10 1 inf", "20 2 1e308", "30 3 -1e308", "40 4 0.5", "50 5 0.25"]
+    drawn = shown.loss(view(startedAt=at(0), progress={"curve": curve}))
+    assert "from 0.5 to 0.25" in drawn
+    assert "nan" not in drawn
+
+
 def test_throughput_is_the_pace_between_points() -> None:
     svg = shown.throughput(view(progress={"curve": ["0 0 3", "100 10 2", "100 10 2", "100 20 2", "400 30 1"]}))
     assert "from 10 to 30 in 20 s; lowest 0, highest 30" in svg
