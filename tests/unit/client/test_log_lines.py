@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ from regroup_client.log_lines import (
     shown,
     split_time,
 )
-from regroup_client.log_streams import Choice, Follower, Log, LogsError
+from regroup_client.log_streams import Choice, Follower, Log, LogsError, read
 
 W0, W1 = Worker(0), Worker(1, 2)
 AT = b"2026-01-01T10:00:00.5Z "
@@ -300,3 +302,34 @@ def test_follower_ends_at_once_where_another_attempt_would_fail_too() -> None:
     reader = Parts([([Log("a", W0)], False), LogsError("The job was deleted.", is_final=True)], [Part(b"one\n")])
     with pytest.raises(LogsError, match="deleted"):
         followed(reader)
+
+
+class Requests:
+    """A reader whose second log cannot be asked for. It notes what is open: a log is before anybody reads it."""
+
+    def __init__(self) -> None:
+        self.open_now: list[Requests] = []
+
+    def logs(self) -> tuple[list[Log], bool]:
+        return [Log("a", Worker(0)), Log("b", Worker(1))], True
+
+    def open(self, log: Log, **_: Any) -> Requests:
+        if log.key == "b":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self
+
+    def start(self) -> None:
+        self.open_now.append(self)
+
+    def chunks(self) -> Iterator[bytes]:
+        yield b""
+
+    def close(self) -> None:
+        self.open_now.remove(self)
+
+
+def test_logs_that_were_asked_for_are_closed_where_another_one_cannot_be_opened() -> None:
+    requests = Requests()
+    with pytest.raises(LogsError, match="Too many open files"):
+        list(read(requests, Choice(), None))
+    assert requests.open_now == []
