@@ -13,7 +13,6 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
@@ -33,8 +32,8 @@ class Route(Protocol):
     def open(self, timeout_s: float | None) -> tuple[http.client.HTTPConnection, Mapping[str, str]]:
         """Return a new connection, and the headers that each request on it needs."""
 
-    def trouble(self) -> str:
-        """Return what is known about the failure of the last connection, or an empty text."""
+    def trouble(self, error: Exception) -> str:
+        """Return what is known about a connection that failed with an error, or an empty text."""
 
 
 class _Unix(http.client.HTTPConnection):
@@ -63,9 +62,11 @@ class SocketRoute:
         """Return a connection to the socket."""
         return _Unix(self.path, timeout_s), {}
 
-    def trouble(self) -> str:
-        """Return the last error of the proxy."""
-        return self.errors() or ("" if Path(self.path).exists() else "its kubectl proxy has ended")
+    def trouble(self, error: Exception) -> str:
+        """Say that the proxy has ended, or return its last error."""
+        if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):  # a proxy that was killed leaves its socket
+            return "its kubectl proxy has ended; start the command again"
+        return self.errors()
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class TlsRoute:
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trusted)
         return connection, {"Authorization": f"Bearer {self.token()}"}
 
-    def trouble(self) -> str:
+    def trouble(self, error: Exception) -> str:  # noqa: ARG002 (of the protocol)
         """Return an empty text, because nobody prints errors here."""
         return ""
 
@@ -343,7 +344,7 @@ class Api:
     def _silent(self, error: Exception) -> ApiError:
         if self._closed.is_set():
             return _ended()
-        known = self._route.trouble()
+        known = self._route.trouble(error)
         return ApiError(0, "NoAnswer", f"The API server gave no answer ({known or _why(error)}). Try again.")
 
 

@@ -164,7 +164,8 @@ class Page:
             read = partial(sources.tail, self._source, key, choice.slot)
             kept = await self.cache.get(("logs", key, choice.slot), read, is_long=True)
         query = {"of": choice.of, "text": choice.text}
-        lines = shown.log_lines(kept.value or (), choice) if kept is not seen else []
+        tail: sources.Tail = (kept.value if kept is not seen else None) or sources.Tail([])
+        lines = shown.log_lines(tail.lines, choice)
         return self._answer(
             request,
             "logs",
@@ -176,6 +177,7 @@ class Page:
             address=self._path(key),
             choice=choice,
             lines=lines,
+            late=tail.late,
         )
 
     async def _seen(self, key: Key) -> Kept:

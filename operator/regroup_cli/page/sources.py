@@ -16,7 +16,7 @@ from regroup_client.jobs import Jobs, Wanted
 from regroup_client.local_jobs import LocalJobs
 from regroup_client.log_lines import Line
 from regroup_client.log_streams import Choice, Log, Opened, Reader, read
-from regroup_client.views import JobView
+from regroup_client.views import JobView, counted
 
 HERE = "here"
 """Stands in an address where jobs of a cluster have their namespace."""
@@ -105,13 +105,29 @@ def look(source: Source, key: Key) -> JobView:
     return jobs.look(name)
 
 
-def tail(source: Source, key: Key, slot: int | None) -> list[Line]:
-    """Return the newest lines of one worker of a job, or of all its workers, by time."""
+@dataclass(frozen=True)
+class Tail:
+    """The newest lines of a job's logs, by time."""
+
+    lines: list[Line]
+    late: str = ""
+    """Sentence on the logs that did not come to their end, or an empty text."""
+
+
+def tail(source: Source, key: Key, slot: int | None) -> Tail:
+    """Return the newest lines of one worker of a job, or of all its workers."""
     jobs, name = source.find(key)
     with _bounded(jobs.logs(name, Wanted(slot=slot))) as reader:
         logs, _ = reader.logs()
         each = max(10, MAX_LINES // max(1, len(logs)))
-        return list(read(_Known(reader, logs), Choice(), each))
+        lines = list(read(_Known(reader, logs), Choice(), each))
+        late = len(logs) - reader.whole if reader.is_over else 0
+        return Tail(
+            lines,
+            f"The logs of {counted(late, 'worker')} were not read to their end within {LOGS_S:g} s."
+            if late > 0
+            else "",
+        )
 
 
 @contextmanager
@@ -133,7 +149,10 @@ class _Bounded:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._opened: list[Opened] = []
-        self._is_over = False
+        self.is_over = False
+        """`close` was called."""
+        self.whole = 0
+        """Logs that were read to their end before that."""
 
     def logs(self) -> tuple[list[Log], bool]:
         return self._reader.logs()
@@ -141,14 +160,31 @@ class _Bounded:
     def open(self, log: Log, *, follow: bool, tail: int | None, after_ns: int = 0) -> Opened:
         opened = self._reader.open(log, follow=follow, tail=tail, after_ns=after_ns)
         self._opened.append(opened)
-        if self._is_over:
+        if self.is_over:
             opened.close()
-        return opened
+        return _Counted(self, opened)
 
     def close(self) -> None:
-        self._is_over = True
+        self.is_over = True
         for one in list(self._opened):
             one.close()
+
+
+class _Counted:
+    """Implements Opened, and counts its log if it is read to its end."""
+
+    def __init__(self, bounded: _Bounded, opened: Opened) -> None:
+        self._bounded, self._opened = bounded, opened
+
+    def start(self) -> None:
+        self._opened.start()
+
+    def chunks(self) -> Iterator[bytes]:
+        yield from self._opened.chunks()
+        self._bounded.whole += not self._bounded.is_over
+
+    def close(self) -> None:
+        self._opened.close()
 
 
 class _Known:

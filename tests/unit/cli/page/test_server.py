@@ -12,7 +12,7 @@ from aiohttp import ClientResponse, ClientSession, CookieJar
 
 from harness.sample_jobs import NAMESPACE, SampleJobs, job, lines, many, pods_of, resnet, sample
 from harness.screenshots import SampleSource
-from regroup_cli.page import cache, guard, shown
+from regroup_cli.page import cache, guard, server, shown, sources
 from regroup_cli.page.server import Page, Serving, serve
 from regroup_client.errors import ApiError
 
@@ -366,6 +366,28 @@ def test_the_first_page_while_the_api_is_away() -> None:
         assert "gave no answer" in await browser.text(f"{JOB}/logs")
 
     browse(jobs, test)
+
+
+def test_logs_that_have_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sources, "tail", lambda *_: sources.Tail([], "The logs of 2 workers were not read to their end within 20 s.")
+    )
+
+    async def test(browser: Browser) -> None:
+        text = await browser.text(f"{JOB}/logs")
+        assert "The logs of 2 workers were not read to their end within 20 s." in text
+        assert "No lines" not in text
+
+    browse(sample(), test)
+
+
+def test_a_text_that_is_searched_for_is_bounded() -> None:
+    async def test(browser: Browser) -> None:
+        for path in ("/", f"{JOB}/logs"):
+            text = await browser.text(f"{path}?text={'x' * 5000}")
+            assert max(map(len, re.findall("x+", text))) == server.MAX_SEARCH
+
+    browse(sample(), test)
 
 
 # --- what it costs
