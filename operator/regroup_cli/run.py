@@ -300,6 +300,8 @@ async def run(args: argparse.Namespace) -> int:
 
     For a failed job it is the exit code of the script's process that failed it, else 1.
     """
+    if args.port and not args.ui:
+        raise SpecError(f"--port ({args.port}) is the port of the page. Give --ui, too, or leave --port out.")
     raw = job_object(args)
     parse_job(raw)
     command = trainer_command(args)
@@ -362,6 +364,13 @@ async def _run(
     agent = directory / "agent.pyz"
     build_agent(agent)
     shown = live_run.terminal(say, plain=args.plain)
+    page: Serving | None = None
+    if args.ui:  # before there are workers: a port that cannot be used ends the command
+        try:
+            page = await _page(directory, args, shown)
+        except BaseException:
+            shown.close()
+            raise
     workers = LocalWorkers(
         directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait, gpus=shares, write=shown.write
     )
@@ -417,14 +426,10 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     shown.say(f"job in {store.path}; resize it with: regroup scale {directory} N")
-    page: Serving | None = None
     working = loop.create_task(queue.run())
     try:
-        page = await _page(directory, args, shown) if args.ui else None
         return await _watch(store, key, queue, stop, working, shown)
     finally:
-        if page is not None:
-            await page.close()
         working.cancel()  # first: what ends now is no failure to react to
         with contextlib.suppress(asyncio.CancelledError):
             await working
@@ -432,6 +437,8 @@ async def _run(
         await runner.cleanup()  # an agent that has an operator asks it before it ends
         await workers.stop()
         shown.close()
+        if page is not None:
+            await page.close()
 
 
 async def _page(directory: Path, args: argparse.Namespace, shown: live_run.Terminal) -> Serving:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -20,6 +21,28 @@ print("hello from a worker", flush=True)
 while not pathlib.Path("stop").exists():
     time.sleep(0.1)
 """
+
+
+def test_a_port_that_is_used_is_one_sentence_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "regroup_cli", "run", "--gpus", "none"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for options, said in (
+            (["--ui"], f"--port ({port}) cannot be used (Address already in use)."),
+            ([], f"--port ({port}) is the port of the page. Give --ui, too, or leave --port out."),
+        ):
+            done = subprocess.run(
+                [*command, *options, "--port", port, "train.py"],
+                cwd=tmp_path,
+                timeout=60,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode not in (0, -9), done
+            assert said in done.stderr
+            assert "job in" not in done.stdout + done.stderr
+            assert "Traceback" not in done.stderr
 
 
 def test_the_page_of_a_run_shows_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

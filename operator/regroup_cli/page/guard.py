@@ -32,7 +32,9 @@ HEADERS = {
 
 def hosts(port: int) -> frozenset[str]:
     """Return the values of the Host header that are answered."""
-    return frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+    names = ("127.0.0.1", "localhost", "[::1]")
+    bare = names if port == 80 else ()  # browsers leave the port of HTTP out
+    return frozenset((*bare, *(f"{name}:{port}" for name in names)))
 
 
 class Guard:

@@ -40,6 +40,7 @@ def test_the_oldest_browser_is_forgotten() -> None:
 
 def test_names_have_the_port() -> None:
     assert hosts(8000) == {"127.0.0.1:8000", "localhost:8000", "[::1]:8000"}
+    assert hosts(80) > {"127.0.0.1", "localhost", "[::1]", "127.0.0.1:80"}
 
 
 def test_the_secret_of_paths() -> None:
