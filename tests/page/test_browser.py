@@ -180,9 +180,9 @@ def test_a_log_follows_at_its_end_and_stands_still_while_it_is_read() -> None:
 
     async def test(tab: Tab, page: Page) -> None:  # noqa: ARG001
         def add(count: int) -> None:
-            """Replace the oldest lines by a new one, as `tail` does."""
+            """Replace the oldest lines by new ones, as `tail` does."""
             log[0] = b"".join(lines(0, 100).splitlines(keepends=True)[count:])
-            log[0] += b"2026-11-28T10:30:00Z added %d\n" % count
+            log[0] += b"".join(b"2026-11-28T10:30:00Z added %d\n" % one for one in range(1, count + 1))
 
         add(1)
         await tab.get_by_text("added 1").wait_for(state="attached")
