@@ -217,6 +217,10 @@ def test_the_page_says_that_the_api_is_away_and_that_its_server_has_ended() -> N
 
     async def end(tab: Tab) -> None:
         await tab.get_by_role("alert").get_by_text("does not answer").wait_for()
+        asked: list[str] = []
+        tab.on("request", lambda one: asked.append(one.url))
+        await tab.evaluate(TWO_POLLS)
+        assert not asked  # another user's server may listen on the port by now
         assert await tab.get_by_text("resnet50").first.is_visible()
 
     visit(jobs, test, end=end)
