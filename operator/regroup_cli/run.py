@@ -370,6 +370,7 @@ async def _run(
             page = await _page(directory, args, shown)
         except BaseException:
             shown.close()
+            store.path.unlink(missing_ok=True)  # nothing has begun: the same command works with another port
             raise
     workers = LocalWorkers(
         directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait, gpus=shares, write=shown.write

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.polling import until
+from regroup_client.local_jobs import FILE
 
 SCRIPT = """
 import pathlib, time
@@ -29,7 +30,7 @@ def test_a_port_that_is_used_is_one_sentence_before_anything_runs(tmp_path: Path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, said in (
-            (["--ui"], f"--port ({port}) cannot be used (Address already in use)."),
+            (["--ui", "--state-dir", "kept"], f"--port ({port}) cannot be used (Address already in use)."),
             ([], f"--port ({port}) is the port of the page. Give --ui, too, or leave --port out."),
         ):
             done = subprocess.run(
@@ -43,6 +44,7 @@ def test_a_port_that_is_used_is_one_sentence_before_anything_runs(tmp_path: Path
             assert said in done.stderr
             assert "job in" not in done.stdout + done.stderr
             assert "Traceback" not in done.stderr
+    assert not (tmp_path / "kept" / FILE).exists(), "the same command with another port would find a job"
 
 
 def test_the_page_of_a_run_shows_it_and_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
