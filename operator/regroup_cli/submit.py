@@ -18,7 +18,7 @@ from regroup.protocol import frameworks
 from regroup_cli import plugin
 from regroup_cli.convert.documents import as_yaml
 from regroup_cli.verbs import say
-from regroup_client import creation, packages, submission, views
+from regroup_client import bundle, creation, packages, submission, views
 from regroup_client.access import connect
 from regroup_client.api import Api
 from regroup_client.cluster_jobs import ClusterJobs
@@ -130,7 +130,7 @@ def _objects(args: argparse.Namespace, defaults: argparse.Namespace) -> Objects:
         return creation.of_documents(_documents(script, args.namespace), str(script))
     if script.suffix != ".py":
         raise SubmitError(f"SCRIPT ({script}) ends neither in .py nor in .yaml. Give a Python script, or a manifest.")
-    path, files = submission.travelling(script, args.directory)
+    path, files = bundle.travelling(script, args.directory)
     env = dict(map(_variable, args.env))
     choices = Choices(
         name=submission.job_name(script.stem) if args.name is None else args.name,

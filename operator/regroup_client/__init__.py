@@ -11,16 +11,17 @@
 - `bundle.py` reads the files that travel with a job, and `submission.py` makes its objects. `creation.py` puts them into a cluster.
 - `packages.py` resolves `--pip`, and `install_packages.py` installs in the pod.
 - `pull.py` copies checkpoints from a job's volume, through the pod of `reader_pod.py`. `received.py` checks what comes.
-- `client.py` is the Python client, and `arguments.py` checks what a program gives it.
-- `local_runs.py` starts jobs of this machine for it.
+- `client.py` is the Python client, and `arguments.py` checks what a program gives it. `place.py` has what it needs of a cluster
+  and of this machine, and `local_runs.py` starts jobs of this machine.
 
-All but `bundle.py` import the standard library only, because `kubectl regroup` is installed without further packages. Nothing here
-decides anything on a running job: the operator does, and the API server checks each change with the user's own rights.
+They import the standard library only, because `kubectl regroup` is installed without further packages. A .gitignore needs pathspec.
+Nothing here decides anything on a running job: the operator does, and the API server checks each change with the user's own rights.
 """
 
-from regroup_client.client import Client, Job, Options, Progress
+from regroup_client.client import Client, Job, Progress
 from regroup_client.errors import ClientError, JobError, TimedOut
 from regroup_client.log_lines import Line
+from regroup_client.place import Options
 from regroup_client.views import IncidentView, JobView, Point, WorkerView
 
 __all__ = [

@@ -9,11 +9,13 @@ import ast
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from pathspec import GitIgnoreSpec
+from typing import TYPE_CHECKING
 
 from regroup_client.errors import SubmitError
 from regroup_client.submission import Files
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 MAX_BYTES = 900 * 1024
 """A ConfigMap holds 1 MiB with its keys and everything else in it."""
@@ -29,6 +31,16 @@ _ALTERNATIVES = (
     "Name what the job does not need in .gitignore, put data on a volume (--data CLAIM:PATH), or build an image that has "
     "the code."
 )
+
+
+def travelling(script: Path, directory: str | Path | None) -> tuple[str, Files]:
+    """Return the path of a script in what travels, and the files: the script alone, or a directory. Raises SubmitError."""
+    if script.suffix != ".py":
+        raise SubmitError(f"The script {script} does not end in .py. Give a Python script.")
+    if directory is None:
+        return script.name, script_files(script)
+    files = directory_files(Path(directory))
+    return path_in(Path(directory), script), files
 
 
 def script_files(script: Path) -> Files:
@@ -81,11 +93,18 @@ def _walk(top: Path, directory: Path, outer: Sequence[tuple[Path, GitIgnoreSpec]
 
 
 def _rules(directory: Path) -> list[tuple[Path, GitIgnoreSpec]]:
-    """Return the patterns of a directory's .gitignore, if it has one."""
+    """Return the patterns of a directory's .gitignore, if it has one. Raises SubmitError without the package that reads them."""
     try:
         lines = (directory / IGNORE).read_text(errors="replace").splitlines()
     except OSError:
         return []
+    try:
+        from pathspec import GitIgnoreSpec
+    except ModuleNotFoundError as error:  # all else does without
+        raise SubmitError(
+            f"The package {error.name} is missing. Install regroup-training with the extra client or cli, or run make venv in a "
+            "checkout."
+        ) from None
     return [(directory, GitIgnoreSpec.from_lines(lines))]
 
 

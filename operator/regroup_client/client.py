@@ -11,14 +11,14 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypedDict, Unpack, cast
+from typing import Literal, Self, Unpack, cast
 
-from regroup_client import arguments, creation, packages, submission, views
+from regroup_client import arguments, bundle, creation, packages, submission, views
 from regroup_client.access import Target, connect
 from regroup_client.api import Api
 from regroup_client.arguments import in_words_of_python
@@ -27,60 +27,13 @@ from regroup_client.errors import ApiError, ClientError, JobError, SubmitError, 
 from regroup_client.jobs import Jobs, Verb, Wanted, change
 from regroup_client.log_lines import Line, duration
 from regroup_client.log_streams import Choice, Follower, Patience, read
+from regroup_client.place import How, Options, Place
 from regroup_client.views import JobView, Point
 
 Until = Literal["training", "suspended", "succeeded", "ended"]
 POLL_S = 1.0
 """Time between two looks at a job that is waited for."""
 _log = logging.getLogger("regroup_client")
-
-
-class Options(TypedDict, total=False):
-    """Further arguments of `submit`. Each has the name and the meaning of an option of the command."""
-
-    name: str
-    """Name of the job. Default: that of the script."""
-
-    directory: str | Path
-    """Directory that travels with the script, which is in it. Default: only the script travels.
-
-    On this machine nothing travels: a script runs in the current directory."""
-
-    min: int
-    """Fewest workers to train with. Default with `max`: 1."""
-
-    max: int
-    """Most workers. The job is resizable if `min` or `max` is given."""
-
-    cpu: str
-    """CPU that each worker requests, such as "4". Only in a cluster."""
-
-    memory: str
-    """Memory limit of each worker, such as "16Gi". Only in a cluster."""
-
-    framework: str
-    """Framework of the script. Default: PyTorch."""
-
-    env: Mapping[str, str]
-    """Variables of the script."""
-
-    env_from: Sequence[str]
-    """Secrets whose entries become variables. Only in a cluster."""
-
-    data: Sequence[str]
-    """Volumes, each "CLAIM:PATH" or "CLAIM:PATH:ro". Only in a cluster."""
-
-    checkpoint: str
-    """In a cluster the claim for checkpoints, or "new:5Gi" for a new one. On this machine a directory."""
-
-    pip: Sequence[str]
-    """Packages that the image lacks, each "NAME" or "NAME==VERSION". Only in a cluster."""
-
-    index_url: str
-    """Index of `pip`, here and in the pods. Only in a cluster."""
-
-    user: int
-    """User id of the pods, which then fit the Pod Security standard restricted. Only in a cluster."""
 
 
 @dataclass(frozen=True)
@@ -113,26 +66,6 @@ class Progress:
 
     curve: tuple[Point, ...]
     """The loss so far: at most 64 points, oldest first."""
-
-
-class Place(Protocol):
-    """The cluster, or this machine, as a Client uses it."""
-
-    @property
-    def jobs(self) -> Jobs:
-        """Return the jobs that are there."""
-
-    def submit(self, script: Path, args: Sequence[str], how: How, options: Options) -> str:
-        """Make a job of a script, and return what names the job. Raises ClientError."""
-
-
-@dataclass(frozen=True)
-class How:
-    """The arguments of `submit` that every job has."""
-
-    image: str
-    workers: int
-    gpus: int
 
 
 class Job:
@@ -338,7 +271,7 @@ class _Cluster:
         self._api, self.jobs = api, ClusterJobs(api)
 
     def submit(self, script: Path, args: Sequence[str], how: How, options: Options) -> str:
-        path, files = submission.travelling(script, options.get("directory"))
+        path, files = bundle.travelling(script, options.get("directory"))
         choices = submission.Choices(
             name=options.get("name", submission.job_name(script.stem)),
             image=how.image,

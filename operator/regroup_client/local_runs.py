@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from regroup_client import local_jobs, submission
-from regroup_client.client import How, Options
 from regroup_client.errors import ClientError, JobError, SubmitError
 from regroup_client.jobs import Verb
+from regroup_client.place import How, Options
 
 START_S = 120.0
 """Longest wait until a job is there. Importing the command takes seconds on a loaded machine."""

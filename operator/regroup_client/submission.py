@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from regroup_client import packages
@@ -110,23 +109,6 @@ class Objects:
     def all(self) -> list[Object]:
         """Return all of them, the job last."""
         return [*self.code, *self.others, self.job]
-
-
-def travelling(script: Path, directory: str | Path | None) -> tuple[str, Files]:
-    """Return the path of a script in what travels, and the files: the script alone, or a directory. Raises SubmitError."""
-    if script.suffix != ".py":
-        raise SubmitError(f"The script {script} does not end in .py. Give a Python script.")
-    try:
-        from regroup_client import bundle
-    except ModuleNotFoundError as error:  # all else does without
-        raise SubmitError(
-            f"The package {error.name} is missing. Install regroup-training with the extra client or cli, or run make venv in a "
-            "checkout."
-        ) from None
-    if directory is None:
-        return script.name, bundle.script_files(script)
-    files = bundle.directory_files(Path(directory))
-    return bundle.path_in(Path(directory), script), files
 
 
 def objects(choices: Choices, files: Files) -> Objects:

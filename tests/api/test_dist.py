@@ -88,8 +88,8 @@ def test_sbom_has_every_package_that_an_extra_asks_for(release: Path) -> None:
 CLIENT = """
 import sys
 from pathlib import Path
-from regroup_client import Client, ClientError, submission
-path, files = submission.travelling(Path("plain.py"), ".")
+from regroup_client import Client, ClientError, bundle
+path, files = bundle.travelling(Path("plain.py"), ".")
 print({path: len(files[path])})
 try:
     Client.local().submit("plain.py")

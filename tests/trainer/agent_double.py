@@ -311,6 +311,21 @@ class AgentDouble:
     def wait_exit(self, *slots: int) -> None:
         self.wait(lambda: not any(alive(self.workers[s].pid) for s in slots), f"exit of {slots}")
 
+    def run_and_replace_rank_0(self, step: int) -> None:
+        """Run two ranks to their end. Rank 0 is killed once `step` is committed, and another process takes its place."""
+        for slot in range(2):
+            self.start(slot)
+        self.wait_attached(0, 1)
+        self.announce(range(2))
+        self.wait_step(1, step, range(2))
+        self.kill(0)
+        self.run(0)
+        self.wait_attached(0)
+        self.announce(range(2))
+        self.wait_finished(0, 1)
+        self.finish()
+        self.wait_exit(0, 1)
+
     def close(self) -> None:
         self._closed = True
         for listener in self._listeners:

@@ -43,18 +43,7 @@ def _read(directory: Path) -> Any:
 
 @pytest.mark.slow
 def test_curves_go_on_when_rank_0_is_killed(job: AgentDouble, tmp_path: Path) -> None:
-    for slot in range(2):
-        job.start(slot)
-    job.wait_attached(0, 1)
-    job.announce(range(2))
-    job.wait_step(1, 5, range(2))
-    job.kill(0)
-    job.run(0)
-    job.wait_attached(0)
-    job.announce(range(2))
-    job.wait_finished(0, 1)
-    job.finish()
-    job.wait_exit(0, 1)
+    job.run_and_replace_rank_0(5)
     files = sorted(path.name.rpartition(".")[2] for path in (tmp_path / "runs").glob("events.*"))
     assert files == ["g1", "g2"]
     found = _read(tmp_path / "runs")

@@ -73,18 +73,7 @@ def test_run_goes_on_under_the_jobs_uid_and_misses_no_step_when_rank_0_is_killed
     }  # fmt: skip
     job = AgentDouble(tmp_path, zygote, script, environ)
     try:
-        for slot in range(2):
-            job.start(slot)
-        job.wait_attached(0, 1)
-        job.announce(range(2))
-        job.wait_step(1, 20, range(2))
-        job.kill(0)
-        job.run(0)
-        job.wait_attached(0)
-        job.announce(range(2))
-        job.wait_finished(0, 1)
-        job.finish()
-        job.wait_exit(0, 1)
+        job.run_and_replace_rank_0(20)
     finally:
         job.close()
     runs = [json.loads(line) for line in _read(tmp_path, path).splitlines()]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import regroup_client
 from regroup_cli.__main__ import main
 
 FAKE = Path(__file__).parents[1] / "client" / "fake_kubectl.py"
@@ -72,11 +71,12 @@ def test_environment_file_does_not_travel(directory: Path, capsys: pytest.Captur
     assert "secret\n" not in said.out
 
 
-def test_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delitem(sys.modules, "regroup_client.bundle", raising=False)
-    monkeypatch.delattr(regroup_client, "bundle", raising=False)
+def test_missing_package_is_one_sentence(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / ".gitignore").write_text("data\n")
     monkeypatch.setitem(sys.modules, "pathspec", None)
-    assert main(list(HERE)) == 2
+    assert main([*HERE, "--directory", "."]) == 2
     assert capsys.readouterr().err.startswith("regroup: The package pathspec is missing. Install regroup-training")
 
 
